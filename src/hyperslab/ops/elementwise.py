@@ -27,8 +27,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, log_once, per_grid, plan_exchange
-from hyperslab.comm.exchange import fetch
+from hyperslab.comm import Grid, fetch, log_once, per_grid, plan_exchange
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.geometry import Cover, Cut, Partition
 from hyperslab.kernels.random_bits import draw_seed, least_kept, scale_of, uniform_bits

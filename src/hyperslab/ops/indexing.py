@@ -16,8 +16,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, per_grid
-from hyperslab.comm.collectives import all_reduce_sum
+from hyperslab.comm import Grid, all_reduce_sum, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
 from hyperslab.kernels.memory_format import accumulator

@@ -18,8 +18,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid
-from hyperslab.comm.exchange import fetch
+from hyperslab.comm import Grid, all_reduce_sum, fetch, log_once, per_grid
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, per_grid
-from hyperslab.comm.collectives import all_reduce_sum
+from hyperslab.comm import Grid, all_reduce_sum, per_grid
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.compile import TYPE_CODES

@@ -41,10 +41,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
+from hyperslab.comm import ExchangePlan, Grid, all_reduce_sum, fetch, per_grid, plan_exchange
 from hyperslab.comm.agreement import any_rank
 from hyperslab.comm.collectives import stack_ranks
-from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import (
     AdaptiveWindow,

@@ -17,8 +17,7 @@ from typing import Any, SupportsIndex, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Communicator, Grid, per_grid
-from hyperslab.comm.collectives import all_reduce_sum, stack_ranks
+from hyperslab.comm import Communicator, Grid, all_reduce_sum, per_grid, stack_ranks
 from hyperslab.comm.grid import warn_of_updated_metric
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition

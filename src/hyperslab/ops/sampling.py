@@ -21,9 +21,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import AXES, Grid
-from hyperslab.comm.collectives import AllGatheredInts
-from hyperslab.comm.exchange import ExchangePlan, fetch, give_back, new_exchange_plan
+from hyperslab.comm import AXES, AllGatheredInts, ExchangePlan, Grid, fetch
+from hyperslab.comm.exchange import give_back, new_exchange_plan
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cover, Cut, Partition
 from hyperslab.kernels.memory_format import as_float32

@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from hyperslab.comm import log_once
-from hyperslab.comm.collectives import stack_ranks
+from hyperslab.comm import log_once, stack_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32

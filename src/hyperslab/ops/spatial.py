@@ -27,8 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, per_grid, plan_exchange
-from hyperslab.comm.exchange import ExchangePlan, fetch
+from hyperslab.comm import ExchangePlan, Grid, fetch, per_grid, plan_exchange
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window, scale_cut
 from hyperslab.kernels import registry

@@ -18,8 +18,7 @@ from typing import Any, SupportsInt
 
 import torch
 
-from hyperslab.comm import Grid, per_grid, plan_exchange
-from hyperslab.comm.exchange import ExchangePlan, fetch
+from hyperslab.comm import ExchangePlan, Grid, fetch, per_grid, plan_exchange
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of

@@ -21,9 +21,8 @@ import torch
 import xxhash
 from torch.utils.data import get_worker_info
 
-from hyperslab.comm import Grid, per_grid
+from hyperslab.comm import AllGatheredInts, Grid, per_grid
 from hyperslab.comm.bootstrap import named
-from hyperslab.comm.collectives import AllGatheredInts
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Partition
 from hyperslab.geometry.box import Interval
