@@ -34,6 +34,7 @@ from hyperslab.kernels.random_bits import draw_seed, least_kept, scale_of, unifo
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result, is_launch_bound
 from hyperslab.ops.operands import (
+    check_cut,
     check_only_reference_of_part,
     check_writable,
     common_partition,
@@ -484,12 +485,11 @@ def _joined_in_place(x: Sharded, slope: float) -> bool:
 @register(F.prelu, torch.prelu, torch.Tensor.prelu, family="elementwise")
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
     """Takes one slope, or one for each channel; channels become whole if they are cut."""
-    if not isinstance(input, Sharded) or isinstance(weight, Sharded):
-        raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
-    if weight.numel() != 1 and input.dim() > 1:
-        input = with_whole(input, (1,), "prelu")
-    run = _PReLU.apply if device_kind(input) == "cpu" else torch.prelu
-    return input.like(run(input.block, weight), fresh=True)
+    x = check_cut("prelu", input, weight)
+    if weight.numel() != 1 and x.dim() > 1:
+        x = with_whole(x, (1,), "prelu")
+    run = _PReLU.apply if device_kind(x) == "cpu" else torch.prelu
+    return x.like(run(x.block, weight), fresh=True)
 
 
 class _PReLU(BlockFunction):
@@ -608,36 +608,22 @@ def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:
     return x.like(slope.narrow(dim, lo - plan.wanted.lo[dim], hi - lo), fresh=True)
 
 
-@register(torch.bucketize, family="elementwise")
-def bucketize(
-    input: Sharded, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
-) -> Sharded:
-    """Runs block by block; the boundaries are an ordinary tensor."""
-    if isinstance(boundaries, Sharded) or not isinstance(input, Sharded):
-        raise LayoutError("bucketize: the input is cut, the boundaries are an ordinary tensor")
-    return input.like(torch.bucketize(input.local, boundaries, out_int32=out_int32, right=right))
-
-
-@register(torch.isin, family="elementwise")
-def isin(elements: torch.Tensor, *values: Any, **options: Any) -> Sharded:
-    """Runs block by block; the values that are looked for are an ordinary tensor or a number."""
-    sought = (*values, *options.values())
-    if not isinstance(elements, Sharded) or any(isinstance(value, Sharded) for value in sought):
-        raise LayoutError("isin: the elements are cut, what is looked for is an ordinary tensor")
-    return elements.like(torch.isin(elements.block, *values, **options), fresh=True)
-
-
-@register(torch.fake_quantize_per_tensor_affine, family="elementwise")
-def fake_quantize(input: Sharded, *how: Any, **named: Any) -> Sharded:
-    """Runs block by block; scale and zero point are numbers or ordinary tensors."""
-    if not isinstance(input, Sharded) or any(
-        isinstance(value, Sharded) for value in (*how, *named.values())
-    ):
-        raise LayoutError(
-            "fake_quantize_per_tensor_affine: the input is cut, the scale and the zero point are "
-            f"ordinary tensors\n{describe([input, *how, *named.values()])}    use .full() of them"
-        )
-    return input.like(torch.fake_quantize_per_tensor_affine(input.block, *how, **named), fresh=True)
+@register_each(
+    {
+        torch.bucketize: "Runs block by block; the boundaries are an ordinary tensor.",
+        torch.isin: "Runs block by block; "
+        "the values that are looked for are an ordinary tensor or a number.",
+        torch.fake_quantize_per_tensor_affine: "Runs block by block; "
+        "scale and zero point are numbers or ordinary tensors.",
+    },
+    family="elementwise",
+)
+def with_ordinary(operator: Operator, *given: Any, **named: Any) -> Sharded:
+    """Runs block by block; all operands but the first are ordinary."""
+    names = [name for name in ("input", "elements") if name in named]
+    first, *others = (*(named.pop(name) for name in names), *given)
+    x = check_cut(operator.__name__, first, *others, *named.values())
+    return x.like(operator(x.local, *others, **named))
 
 
 @register(torch.fake_quantize_per_channel_affine, family="elementwise", dims=["axis"])
@@ -651,13 +637,8 @@ def fake_quantize_channels(
 ) -> Sharded:
     """Runs block by block; the dim that has a scale for each element becomes whole."""
     name = "fake_quantize_per_channel_affine"
-    if not isinstance(input, Sharded):
-        raise LayoutError(
-            f"{name}: the scales are cut and the input is not\n"
-            f"{describe([input, scale, zero_point])}    use .full() of them"
-        )
     scale, zero_point = (whole_of(t, f"the scales of {name}") for t in (scale, zero_point))
-    input = with_whole(input, (axis,), name)
+    input = with_whole(check_cut(name, input), (axis,), name)
     how = (scale, zero_point, axis, quant_min, quant_max)
     return input.like(torch.fake_quantize_per_channel_affine(input.block, *how), fresh=True)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -276,22 +276,14 @@ def fixed_product(
     return matrix_product(name, input, other)
 
 
-@dataclass(frozen=True, slots=True)
-class AddedProduct:
-    """Describes a product to which a tensor is added: its factors' names and numbers of dims."""
-
-    names: tuple[str, str]
-    dims: tuple[int, int]
-    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-ADDED_PRODUCTS = {
-    "addbmm": AddedProduct(("batch1", "batch2"), (3, 3), partial(torch.einsum, "bij,bjk->ik")),
-    "addmm": AddedProduct(("mat1", "mat2"), (2, 2), torch.mm),
-    "addmv": AddedProduct(("mat", "vec"), (2, 1), torch.mv),
-    "addr": AddedProduct(("vec1", "vec2"), (1, 1), torch.outer),
-    "baddbmm": AddedProduct(("batch1", "batch2"), (3, 3), torch.bmm),
+ADDED_PRODUCTS: Mapping[str, tuple[tuple[str, str], tuple[int, int], Operator]] = {
+    "addbmm": (("batch1", "batch2"), (3, 3), partial(torch.einsum, "bij,bjk->ik")),
+    "addmm": (("mat1", "mat2"), (2, 2), torch.mm),
+    "addmv": (("mat", "vec"), (2, 1), torch.mv),
+    "addr": (("vec1", "vec2"), (1, 1), torch.outer),
+    "baddbmm": (("batch1", "batch2"), (3, 3), torch.bmm),
 }
+"""Lists products to which a tensor is added: their factors' names, their numbers of dims."""
 
 
 @register_each(*ADDED_PRODUCTS, family="linalg", merged=True)
@@ -307,24 +299,23 @@ def add_product(
 ) -> torch.Tensor:
     """Multiplies as the product, then adds the first part, broadcast by global shape."""
     name = operator.__name__
-    traits = ADDED_PRODUCTS[name]
-    first, second = traits.names
+    (first, second), dims, run = ADDED_PRODUCTS[name]
     a, b = named.pop(first, a), named.pop(second, b)
     if a is None or b is None or named:
         raise TypeError(f"{name} takes {first} and {second}, not {', '.join(named) or 'one'}")
     if not all(isinstance(t, torch.Tensor) for t in (a, b)):
         raise LayoutError(f"{name} takes a tensor, {first} and {second}")
     cut = any(isinstance(t, Sharded) for t in (a, b))
-    if (a.dim(), b.dim()) != traits.dims or not cut:
+    if (a.dim(), b.dim()) != dims or not cut:
         raise LayoutError(
-            f"{name} takes {first} and {second} of {traits.dims[0]} and {traits.dims[1]} dims, one "
+            f"{name} takes {first} and {second} of {dims[0]} and {dims[1]} dims, one "
             f"of them cut\n{describe([input, a, b])}    use their product, and add to it"
         )
     exact = not (input.is_floating_point() or input.is_complex())
     if exact and not all(isinstance(n, int) for n in (alpha, beta)):
         raise LayoutError(f"{name} of {input.dtype}: alpha and beta have to be integers")
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
-        product = traits.product(a, b)
+        product = run(a, b)
         y = product if alpha == 1 else product * alpha
         added = input if beta == 1 else input * beta
         y = y if beta == 0 else y + added

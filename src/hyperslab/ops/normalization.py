@@ -41,7 +41,7 @@ from hyperslab.ops.fusion import (
     running_statistics,
     statistics_of,
 )
-from hyperslab.ops.operands import without_empty_shards
+from hyperslab.ops.operands import check_cut, without_empty_shards
 from hyperslab.ops.overloads import Operator, result_type
 from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import Dims, group_over, norm_block, reduced_dims
@@ -311,8 +311,7 @@ def _check_normalized_shape(
     normalized_shape: int | Sequence[int],
     *parameters: torch.Tensor | None,
 ) -> tuple[int, ...]:
-    if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
-        raise LayoutError(f"{name}: the input is cut, its parameters are ordinary tensors")
+    check_cut(name, x, *parameters)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
         raise LayoutError(
