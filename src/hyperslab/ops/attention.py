@@ -349,7 +349,7 @@ def _heads_of(block: torch.Tensor, q: torch.Tensor, kind: torch.dtype) -> torch.
     return block if times == 1 else block.repeat_interleave(times, -3)
 
 
-@register(F.scaled_dot_product_attention, family="attention", merged=True)
+@register(F.scaled_dot_product_attention, merged=True)
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -516,7 +516,7 @@ _PARAMETERS = tuple(name for name in _MULTI_HEAD.parameters if "proj_" in name) 
 _TOKENS = ("query", "key", "value", "key_padding_mask", "attn_mask")
 
 
-@register(F.multi_head_attention_forward, family="attention", merged=True)
+@register(F.multi_head_attention_forward, merged=True)
 def multi_head_attention_forward(
     *args: object, **kwargs: object
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -653,7 +653,7 @@ def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
     return (before, after) if fits and same else None
 
 
-@register_each(F.conv1d, F.conv2d, F.conv3d, family="convolution", lazy=True, merged=True)
+@register_each(F.conv1d, F.conv2d, F.conv3d, lazy=True, merged=True)
 @with_batch
 def convolve(
     operator: Operator,
@@ -1005,7 +1005,7 @@ def _largest(*partitions: Partition) -> int:
     return max(math.prod(largest_block(part)) for part in partitions)
 
 
-@register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, family="convolution")
+@register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 @with_batch
 def convolve_transposed(
     operator: Operator,

@@ -323,7 +323,7 @@ def _inplace_position(function: Operator) -> int:
         return sys.maxsize
 
 
-@register(torch.Tensor.to, torch.Tensor.type_as, family="elementwise", merged=True)
+@register(torch.Tensor.to, torch.Tensor.type_as, merged=True)
 def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Converts to another dtype, device or memory format, or to those of another tensor."""
     other = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
@@ -378,7 +378,7 @@ def _variable(original: Operator) -> Operator:
 wrap_while_cut(torch.autograd.Variable, "__new__", _variable)
 
 
-@register(torch.Tensor.type, family="elementwise", merged=True)
+@register(torch.Tensor.type, merged=True)
 def to_type(
     self: Sharded, dtype: torch.dtype | str | None = None, non_blocking: bool = False
 ) -> Sharded | str:
@@ -388,7 +388,7 @@ def to_type(
     return _alias_of(torch.Tensor.type, self, dtype, non_blocking)
 
 
-@register(torch.Tensor.contiguous, family="elementwise", merged=True)
+@register(torch.Tensor.contiguous, merged=True)
 def contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
 ) -> Sharded:
@@ -405,34 +405,34 @@ def contiguous(
 
 for _name in POINTWISE:
     for _form in (*overloads_of(_name), *overloads_of(f"{_name}_")):
-        register(_form, family="elementwise", merged=True)(_pointwise_rule(_form))
+        register(_form, merged=True)(_pointwise_rule(_form))
 for _name in POINTWISE_METHODS:
     _method = getattr(torch.Tensor, _name, None)
     if callable(_method):
-        register(_method, family="elementwise", merged=True)(_pointwise_rule(_method))
+        register(_method, merged=True)(_pointwise_rule(_method))
 
 
-@register(torch.detach_, torch.Tensor.detach_, family="elementwise", merged=True)
+@register(torch.detach_, torch.Tensor.detach_, merged=True)
 def detach_(input: Sharded) -> Sharded:
     """Takes the tensor out of its graph; torch itself detaches no view in place."""
     input.replace_storage(input.block.detach())
     return input
 
 
-@register(torch.frexp, torch.Tensor.frexp, family="elementwise", merged=True)
+@register(torch.frexp, torch.Tensor.frexp, merged=True)
 def frexp(input: Sharded) -> Any:
     """Runs block by block; returns mantissas and exponents."""
     mantissa, exponent = torch.frexp(input.block)
     return torch.return_types.frexp((input.like(mantissa), input.like(exponent)))
 
 
-@register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True, merged=True)
+@register(F.relu, torch.relu, torch.Tensor.relu, lazy=True, merged=True)
 def relu(input: Sharded, inplace: bool = False) -> Sharded:
     """Runs block by block, in one pass with a normalisation before and a pooling after it."""
     return _activated(F.relu, input, 0.0, {"inplace": inplace})
 
 
-@register(F.leaky_relu, family="elementwise", lazy=True, merged=True)
+@register(F.leaky_relu, lazy=True, merged=True)
 def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = False) -> Sharded:
     """Runs block by block, in one pass with a normalisation before and a pooling after it."""
     options = {"negative_slope": negative_slope, "inplace": inplace}
@@ -482,7 +482,7 @@ def _joined_in_place(x: Sharded, slope: float) -> bool:
     return True
 
 
-@register(F.prelu, torch.prelu, torch.Tensor.prelu, family="elementwise")
+@register(F.prelu, torch.prelu, torch.Tensor.prelu)
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
     """Takes one slope, or one for each channel; channels become whole if they are cut."""
     x = check_cut("prelu", input, weight)
@@ -522,7 +522,7 @@ class _PReLU(BlockFunction):
         return dx, (below * x.clamp(max=0)).sum_to_size(slopes.shape).view_as(weight)
 
 
-@register(F.glu, family="elementwise", dims=["dim"])
+@register(F.glu, dims=["dim"])
 def glu(input: Sharded, dim: int = -1) -> Sharded:
     """Splits a dim in halves; the dim becomes whole if it is cut."""
     input = with_whole(input, (dim,), "glu")
@@ -530,7 +530,7 @@ def glu(input: Sharded, dim: int = -1) -> Sharded:
     return input.like(block, input.partition.with_dim(dim, block.shape[dim], None))
 
 
-@register(torch.diff, torch.Tensor.diff, family="elementwise", dims=["dim"])
+@register(torch.diff, torch.Tensor.diff, dims=["dim"])
 def diff(
     input: torch.Tensor,
     n: int = 1,
@@ -559,7 +559,7 @@ def diff(
     return x
 
 
-@register(torch.gradient, family="elementwise")
+@register(torch.gradient)
 def gradient(
     input: Sharded,
     *,
@@ -615,8 +615,7 @@ def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:
         "the values that are looked for are an ordinary tensor or a number.",
         torch.fake_quantize_per_tensor_affine: "Runs block by block; "
         "scale and zero point are numbers or ordinary tensors.",
-    },
-    family="elementwise",
+    }
 )
 def with_ordinary(operator: Operator, *given: Any, **named: Any) -> Sharded:
     """Runs block by block; all operands but the first are ordinary."""
@@ -626,7 +625,7 @@ def with_ordinary(operator: Operator, *given: Any, **named: Any) -> Sharded:
     return x.like(operator(x.local, *others, **named))
 
 
-@register(torch.fake_quantize_per_channel_affine, family="elementwise", dims=["axis"])
+@register(torch.fake_quantize_per_channel_affine, dims=["axis"])
 def fake_quantize_channels(
     input: Sharded,
     scale: torch.Tensor,
@@ -643,7 +642,7 @@ def fake_quantize_channels(
     return input.like(torch.fake_quantize_per_channel_affine(input.block, *how), fresh=True)
 
 
-@register(torch.trapezoid, torch.trapz, family="elementwise", dims=["dim"])
+@register(torch.trapezoid, torch.trapz, dims=["dim"])
 def trapezoid(
     y: torch.Tensor, x: torch.Tensor | None = None, *, dx: float = 1, dim: int = -1
 ) -> torch.Tensor:
@@ -756,7 +755,6 @@ def check_whole_mask(tensors: Sequence[torch.Tensor | None], p: float, name: str
         ): "Draws one global mask, the same on every grid; torch's own for a contiguous matrix.",
         torch.dropout_: "Does the same in place.",
     },
-    family="elementwise",
     merged=True,
 )
 def dropout(
@@ -784,7 +782,7 @@ BATCHED_DIMS = {
 }
 
 
-@register_each(*BATCHED_DIMS, family="elementwise")
+@register_each(*BATCHED_DIMS)
 def feature_dropout(
     operator: Operator,
     input: Sharded,
@@ -813,7 +811,7 @@ def drops_anything(p: float, training: bool) -> bool:
     return training and p > 0.0
 
 
-@register_each("new_zeros", "new_ones", "new_empty", family="elementwise")
+@register_each("new_zeros", "new_ones", "new_empty")
 def new_constant(
     operator: Operator,
     self: Sharded,
@@ -834,13 +832,13 @@ def new_constant(
     return torch.Tensor.requires_grad_(y, requires_grad)
 
 
-@register(torch.Tensor.new_full, family="elementwise")
+@register(torch.Tensor.new_full)
 def new_full(self: Sharded, size: Sequence[int], fill_value: float, **options: Any) -> torch.Tensor:
     """Is cut as x if the shape has x's extents in the cut dims; else an ordinary tensor."""
     return new_constant(torch.Tensor.new_full, self, size=size, fill_value=fill_value, **options)
 
 
-@register(torch.Tensor.new_tensor, family="elementwise")
+@register(torch.Tensor.new_tensor)
 def new_tensor(self: torch.Tensor, data: object, **options: Any) -> torch.Tensor:
     """Makes an ordinary tensor, equal on all ranks."""
     if isinstance(data, Sharded) or not isinstance(self, Sharded):
@@ -848,13 +846,13 @@ def new_tensor(self: torch.Tensor, data: object, **options: Any) -> torch.Tensor
     return self.local.new_tensor(data, **options)
 
 
-@register(torch.empty_like, family="elementwise")
+@register(torch.empty_like)
 def empty_like(input: Sharded, **options: object) -> Sharded:
     """Is cut as the other; its values are arbitrary."""
     return apply_pointwise(torch.empty_like, (input,), options)
 
 
-@register_each("rand_like", "randn_like", family="elementwise")
+@register_each("rand_like", "randn_like")
 def random_like(
     operator: Operator,
     input: Sharded,
@@ -925,7 +923,7 @@ def _check_generator(generator: torch.Generator | None, name: str) -> None:
         )
 
 
-@register(torch.bernoulli, torch.Tensor.bernoulli, family="elementwise")
+@register(torch.bernoulli, torch.Tensor.bernoulli)
 def bernoulli(
     input: Sharded, p: float | None = None, *, generator: torch.Generator | None = None
 ) -> Sharded:
@@ -977,7 +975,7 @@ _DRAWS: Mapping[str, tuple[Mapping[str, float], Operator]] = {
 """Lists the arguments of operators that draw in place, and what draws a block."""
 
 
-@register_each(*_DRAWS, family="elementwise")
+@register_each(*_DRAWS)
 def draw_in_place(
     operator: Operator, self: Sharded, *given: Any, generator: Any = None, **named: Any
 ) -> Sharded:
@@ -998,7 +996,7 @@ SELU_LIMIT = 1.7580993408473766
 """Replaces dropped values, negated, before all are scaled: the limit of SELU (section 2)."""
 
 
-@register_each("alpha_dropout", "feature_alpha_dropout", family="elementwise")
+@register_each("alpha_dropout", "feature_alpha_dropout")
 def alpha_dropout(
     operator: Operator,
     input: Sharded,

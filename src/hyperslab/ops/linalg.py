@@ -225,25 +225,20 @@ def _labels_of_product(a: int, b: int) -> tuple[_Labels, tuple[DimLabel, ...]]:
 
 
 @register(
-    torch.matmul,
-    torch.Tensor.matmul,
-    torch.linalg.matmul,
-    torch.Tensor.__matmul__,
-    family="linalg",
-    merged=True,
+    torch.matmul, torch.Tensor.matmul, torch.linalg.matmul, torch.Tensor.__matmul__, merged=True
 )
 def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Takes any cut dims; over a contracted cut dim the partial products are summed."""
     return matrix_product("matmul", input, other)
 
 
-@register(torch.Tensor.__rmatmul__, family="linalg", merged=True)
+@register(torch.Tensor.__rmatmul__, merged=True)
 def reversed_matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Multiplies as matmul, the second by the first."""
     return matrix_product("matmul", other, input)
 
 
-@register_each((torch.cross, torch.Tensor.cross), torch.linalg.cross, family="linalg", dims=["dim"])
+@register_each((torch.cross, torch.Tensor.cross), torch.linalg.cross, dims=["dim"])
 def cross(
     operator: Operator, input: torch.Tensor, other: torch.Tensor, dim: int | None = None
 ) -> Sharded:
@@ -260,7 +255,7 @@ def cross(
 DIMS_OF_PRODUCT = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
 
 
-@register_each(*DIMS_OF_PRODUCT, family="linalg", merged=True)
+@register_each(*DIMS_OF_PRODUCT, merged=True)
 def fixed_product(
     operator: Operator, input: torch.Tensor, other: Any = None, **options: Any
 ) -> torch.Tensor:
@@ -286,7 +281,7 @@ ADDED_PRODUCTS: Mapping[str, tuple[tuple[str, str], tuple[int, int], Operator]] 
 """Lists products to which a tensor is added: their factors' names, their numbers of dims."""
 
 
-@register_each(*ADDED_PRODUCTS, family="linalg", merged=True)
+@register_each(*ADDED_PRODUCTS, merged=True)
 def add_product(
     operator: Operator,
     input: torch.Tensor,
@@ -322,7 +317,7 @@ def add_product(
         return y.to(product.dtype)  # autocast may have lowered it; numbers raise bool
 
 
-@register(torch.einsum, family="linalg", merged=True)
+@register(torch.einsum, merged=True)
 def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Takes any cut dims; over contracted cut dims the partial sums are summed."""
     tensors: list[torch.Tensor] = []
@@ -381,7 +376,7 @@ def _expand_ellipsis(term: str, count: int) -> tuple[DimLabel, ...]:
     return (*front, *(batch_labels(count) if "..." in term else []), *back)
 
 
-@register(torch.tensordot, family="linalg")
+@register(torch.tensordot)
 def tensordot(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -402,7 +397,7 @@ def tensordot(
     return contract("tensordot", (a, b), (left, right), output, run)
 
 
-@register_each("outer", family="linalg", merged=True)
+@register_each("outer", merged=True)
 def outer(operator: Operator, input: torch.Tensor, vec2: torch.Tensor) -> torch.Tensor:
     """Multiplies all pairs of elements; each vector keeps its cut where another axis cuts it."""
     if (input.dim(), vec2.dim()) != (1, 1):
@@ -410,7 +405,7 @@ def outer(operator: Operator, input: torch.Tensor, vec2: torch.Tensor) -> torch.
     return contract("outer", (input, vec2), (["row"], ["column"]), ["row", "column"], operator)
 
 
-@register(F.bilinear, family="linalg")
+@register(F.bilinear)
 def bilinear(
     input1: torch.Tensor,
     input2: torch.Tensor,
@@ -432,7 +427,7 @@ def bilinear(
         return y if bias is None else (y + bias).to(y.dtype)
 
 
-@register(F.linear, family="linalg", merged=True)
+@register(F.linear, merged=True)
 def linear_layer(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Sharded:
@@ -482,7 +477,7 @@ MATRIX_FUNCTIONS = {
 """Maps functions of one matrix to their other names in torch, of the same options."""
 
 
-@register_each(*((own, *others) for own, others in MATRIX_FUNCTIONS.items()), family="linalg")
+@register_each(*((own, *others) for own, others in MATRIX_FUNCTIONS.items()))
 def matrix_function(operator: Operator, *matrix: Any, **options: Any) -> Any:
     """Runs on each matrix, of the last two dims, which become whole; those before may be cut."""
     named = [options.pop(name) for name in ("A", "input") if name in options]
@@ -514,13 +509,13 @@ def _partition_of_matrices(
     return Partition((*partition.shape[:batch], *own), cuts) if batch else None
 
 
-@register(torch.linalg.solve, family="linalg")
+@register(torch.linalg.solve)
 def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True) -> torch.Tensor:
     """Solves for columns, cut or not; the rows of either operand become whole."""
     return _solved("solve", A, B, torch.linalg.solve, left=left)
 
 
-@register(torch.linalg.solve_triangular, family="linalg")
+@register(torch.linalg.solve_triangular)
 def solve_triangular(
     A: torch.Tensor,
     B: torch.Tensor,
@@ -558,7 +553,7 @@ IF_NECESSARY = "use_mm_for_euclid_dist_if_necessary"
 """Names torch's default: a product of matrices where there are more than 25 vectors."""
 
 
-@register(torch.cdist, family="linalg")
+@register(torch.cdist)
 def cdist(
     x1: torch.Tensor,
     x2: torch.Tensor,
@@ -586,7 +581,7 @@ Recurrence = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
 """Runs a layer or a cell on a rank's blocks: from its input and states to its results."""
 
 
-@register_each("gru", "rnn_tanh", "rnn_relu", "lstm", family="linalg", merged=True)
+@register_each("gru", "rnn_tanh", "rnn_relu", "lstm", merged=True)
 def recurrent_layer(
     operator: Operator,
     input: torch.Tensor,
@@ -621,7 +616,7 @@ def recurrent_layer(
     return _recur(name, input, hx, [*labels, "in"], ["layer", "batch", "state"], run, p)
 
 
-@register_each("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm_cell", family="linalg")
+@register_each("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm_cell")
 def recurrent_cell(
     operator: Operator,
     input: torch.Tensor,

@@ -296,7 +296,7 @@ def _divided(cut: Cut, wanted: Sequence[tuple[int, int]]) -> list[tuple[tuple[in
     ]
 
 
-@register(F.grid_sample, family="sampling")
+@register(F.grid_sample)
 def grid_sample(
     input: torch.Tensor,
     grid: torch.Tensor,
@@ -363,7 +363,7 @@ def _output_cuts(x: Sharded, points: torch.Tensor) -> list[Cut | None]:
     return cuts
 
 
-@register(F.affine_grid, family="sampling")
+@register(F.affine_grid)
 def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Sharded:
     """Computes each sample's coordinates by its own matrix, cut in space as a volume would be.
 
