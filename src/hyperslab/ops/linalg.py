@@ -509,29 +509,13 @@ def _partition_of_matrices(
     return Partition((*partition.shape[:batch], *own), cuts) if batch else None
 
 
-@register(torch.linalg.solve)
-def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True) -> torch.Tensor:
-    """Solves for columns, cut or not; the rows of either operand become whole."""
-    return _solved("solve", A, B, torch.linalg.solve, left=left)
-
-
-@register(torch.linalg.solve_triangular)
-def solve_triangular(
-    A: torch.Tensor,
-    B: torch.Tensor,
-    *,
-    upper: bool,
-    left: bool = True,
-    unitriangular: bool = False,
+@register_each(torch.linalg.solve, torch.linalg.solve_triangular)
+def solve(
+    operator: Operator, A: torch.Tensor, B: torch.Tensor, *, left: bool = True, **options: bool
 ) -> torch.Tensor:
     """Solves for columns, cut or not; the rows of either operand become whole."""
-    run = partial(torch.linalg.solve_triangular, upper=upper, unitriangular=unitriangular)
-    return _solved("solve_triangular", A, B, run, left=left)
-
-
-def _solved(
-    name: str, a: torch.Tensor, b: torch.Tensor, run: Callable[..., torch.Tensor], *, left: bool
-) -> torch.Tensor:
+    name = operator.__name__.removeprefix("linalg_")
+    a, b = A, B
     n = a.shape[-1] if a.dim() > 1 else -1
     vectors = b.dim() < 2 or (name == "solve" and b.shape == a.shape[:-1])
     if not left or vectors or a.shape[-2:] != (n, n) or b.shape[-2] != n:
@@ -546,6 +530,7 @@ def _solved(
     first, second = batch_labels(a.dim() - 2), batch_labels(b.dim() - 2)
     inputs = [[*first, "row", "inner"], [*second, "row", "column"]]
     output = [*max(first, second, key=len), "row", "column"]
+    run = partial(operator, **options)
     return contract(name, (a, b), inputs, output, run, linear=False)
 
 

@@ -33,6 +33,7 @@ from hyperslab.ops.operands import (
 )
 from hyperslab.ops.overloads import Operator, integers, register_each, run_composed
 from hyperslab.ops.placement import with_whole
+from hyperslab.ops.views import without_dims
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, read_dim
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, are_all_true
@@ -67,15 +68,10 @@ def look_for_metrics(x: Sharded) -> None:
 
 @functools.lru_cache(LAYOUTS)
 def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: bool) -> Partition:
-    shape = []
-    cuts = []
-    for d, (extent, cut) in enumerate(zip(partition.shape, partition.cuts, strict=True)):
-        if d not in dims:
-            shape.append(extent)
-            cuts.append(cut)
-        elif keepdim:
-            shape.append(1)
-            cuts.append(None)
+    if not keepdim:
+        return without_dims(partition, dims)
+    shape = [1 if d in dims else extent for d, extent in enumerate(partition.shape)]
+    cuts = [None if d in dims else cut for d, cut in enumerate(partition.cuts)]
     return Partition(tuple(shape), tuple(cuts))
 
 

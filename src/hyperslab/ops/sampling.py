@@ -287,7 +287,7 @@ def _divided(cut: Cut, wanted: Sequence[tuple[int, int]]) -> list[tuple[tuple[in
     >>> _divided(Cut.balanced("depth", 8, 4), [(0, 2), (1, 7), (4, 6), (1, 0)])
     [((0, 2), (1, 5), (4, 6), (0, 0)), ((2, 2), (5, 7), (6, 6), (0, 0))]
     """
-    longest = 2 * max(hi - lo for lo, hi in cut.intervals)
+    longest = 2 * cut.largest
     spans = [(lo, hi) if lo < hi else (0, 0) for lo, hi in wanted]
     count = max(1, *(-(-(hi - lo) // longest) for lo, hi in spans))
     return [

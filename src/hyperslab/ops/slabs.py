@@ -326,7 +326,7 @@ def is_wide(partition: Partition, dtype: torch.dtype, nbytes: int | None) -> boo
 
 def largest_block(partition: Partition) -> list[int]:
     return [
-        extent if cut is None else max(hi - lo for lo, hi in cut.intervals)
+        extent if cut is None else cut.largest
         for extent, cut in zip(partition.shape, partition.cuts, strict=True)
     ]
 

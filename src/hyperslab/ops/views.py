@@ -1081,25 +1081,6 @@ def _lay_out_expansion(partition: Partition, shape: tuple[int, ...]) -> Partitio
     return Partition(tuple(found), kept)
 
 
-def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
-    """Repeats a tensor along every dim; new dims stand in front.
-
-    Distribution scheme: 1. repeat the block along dims that are not cut, 2. along each cut dim,
-    join the tensor with itself, like cat.
-    """
-    front = len(counts) - x.dim()
-    if front < 0:
-        raise LayoutError(f"{name}: {len(counts)} numbers for {x.partition}")
-    held = with_new_dims(x.partition, (0,) * front)
-    local, partition = _lay_out_repetition(held, tuple(counts))
-    y = x.like(x.native_local.repeat(local), partition, consumed=True)
-    for dim in held.cut_dims:
-        if counts[dim] != 1:
-            parts = [y] * counts[dim] or [crop(y, {dim: Span(0, 0)})]
-            y = concatenate(parts, dim, name)
-    return y
-
-
 @functools.lru_cache(LAYOUTS)
 def _lay_out_repetition(
     held: Partition, counts: tuple[int, ...]
@@ -1153,17 +1134,28 @@ def meshgrid(*vectors: Any, indexing: str | None = None) -> tuple[torch.Tensor, 
     return broadcast_tensors(*lines)
 
 
-@register(torch.Tensor.repeat)
-def repeat(self: Sharded, *repeats: Integers, **named: Integers) -> Sharded:
-    """Repeats any dims; along a cut dim as cat of the tensor with itself."""
-    return repeated(self, integers(*repeats, *named.values()), "repeat")
+@register_each(torch.Tensor.repeat, (torch.tile, torch.Tensor.tile))
+def repeat(operator: Operator, input: Sharded, *counts: Integers, **named: Integers) -> Sharded:
+    """Repeats any dims; along a cut dim as cat of the tensor with itself.
 
-
-@register(torch.tile, torch.Tensor.tile)
-def tile(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
-    """Repeats any dims; along a cut dim as cat of the tensor with itself."""
-    counts = integers(*dims, *named.values())
-    return repeated(input, (*[1] * (input.dim() - len(counts)), *counts), "tile")
+    Distribution scheme: 1. repeat the block along dims that are not cut, new ones in front, 2.
+    along each cut dim, join the tensor with itself, like cat.
+    """
+    times = integers(*counts, *named.values())
+    name = operator.__name__
+    if name == "tile":
+        times = (*[1] * (input.dim() - len(times)), *times)
+    front = len(times) - input.dim()
+    if front < 0:
+        raise LayoutError(f"{name}: {len(times)} numbers for {input.partition}")
+    held = with_new_dims(input.partition, (0,) * front)
+    local, partition = _lay_out_repetition(held, times)
+    y = input.like(input.native_local.repeat(local), partition, consumed=True)
+    for dim in held.cut_dims:
+        if times[dim] != 1:
+            parts = [y] * times[dim] or [crop(y, {dim: Span(0, 0)})]
+            y = concatenate(parts, dim, name)
+    return y
 
 
 @register(torch.repeat_interleave, torch.Tensor.repeat_interleave, dims=["dim"])
