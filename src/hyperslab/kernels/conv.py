@@ -51,9 +51,6 @@ from hyperslab.kernels.memory_format import (
 from hyperslab.kernels.registry import conv_format, conv_variant, device_kind
 from hyperslab.util.torch_internals import BlockFunction, processor_has_matrix_tiles
 
-CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-"""Keyed by the number of spatial dims."""
-
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """Gradients of input, weight and bias; None where it was not asked for."""
 
@@ -444,11 +441,7 @@ def convolve_by_torch(
 ) -> torch.Tensor:
     """Convolves by torch's own operator with its own graph, plain or transposed."""
     x, options = for_aten(x, weight, options, kernels)
-    weight = as_one_channel(weight)
-    if options.output_padding is not None:
-        return aten_convolution(x, weight, bias, options)
-    # The function that users call takes complex numbers, too.
-    return CONVOLUTIONS[len(options.padding)](x, weight, bias, *options[:4])
+    return aten_convolution(x, as_one_channel(weight), bias, options)
 
 
 def differentiable_conv(
