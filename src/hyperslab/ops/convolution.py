@@ -169,12 +169,9 @@ class BufferConv(BlockFunction):
         weight, *saved = ctx.saved_tensors
         kept = tuple(saved[: ctx.kept])
         halos = saved[ctx.kept :]
-        needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
-            x = ctx.value(kept)
-            weight = weight_with_graph(ctx, weight)
-            dx, dw, db = backward_with_graph(gradient, x, weight, spec, needs)
-            return dx, gradient_of_taken(ctx, dw), db, *[None] * 5
+            return *backward_with_graph(ctx, gradient, ctx.value(kept), weight), *[None] * 5
+        needs = list(ctx.needs_input_grad[:3])
         if ctx.has_buffer:
             (buffer,) = halos
         else:
@@ -190,16 +187,14 @@ class BufferConv(BlockFunction):
 
 
 def backward_with_graph(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    spec: ConvSpec,
-    needs: Sequence[bool],
+    ctx: Any, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> Gradients:
     """Gradients of block, weight and bias out of operators that can be differentiated again.
 
     For ``create_graph=True``. The halo is fetched once more: the saved one has no history.
     """
+    spec: ConvSpec = ctx.spec
+    weight = weight_with_graph(ctx, weight)
     buffer = exchange.fetch(x, spec.plan, what=spec.name)
     wanted = spec.plan.wanted
     box = spec.box
@@ -207,10 +202,11 @@ def backward_with_graph(
     after = [b - a for a, b in zip(wanted.hi, box.hi, strict=True)]
     margins = [m for ends in zip(reversed(before), reversed(after), strict=True) for m in ends]
     buffer = F.pad(buffer, margins) if any(margins) else buffer
-    whole, dw, db = conv_backward(gradient, buffer, weight, spec.options, needs, "torch")
-    if whole is None:
-        return None, dw, db
-    return exchange.give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db
+    needs = ctx.needs_input_grad[:3]
+    dx, dw, db = conv_backward(gradient, buffer, weight, spec.options, needs, "torch")
+    if dx is not None:
+        dx = exchange.give_back(dx[wanted.slices(box)], spec.plan, what=spec.name)
+    return dx, gradient_of_taken(ctx, dw), db
 
 
 def _fill_buffer(
@@ -380,11 +376,9 @@ class SlabConv(BlockFunction):
         weight, *saved = ctx.saved_tensors
         halos = saved[: len(slabs)]
         x = ctx.value(tuple(saved[len(slabs) :]))
-        needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
-            weight = weight_with_graph(ctx, weight)
-            dx, dw, db = backward_with_graph(gradient, x, weight, spec, needs)
-            return dx, gradient_of_taken(ctx, dw), db, *[None] * 6
+            return *backward_with_graph(ctx, gradient, x, weight), *[None] * 6
+        needs = list(ctx.needs_input_grad[:3])
         grads = [
             _slab_backward(gradient, halo, weight, slab, needs, kernels)
             for slab, halo in zip(slabs, halos, strict=True)
