@@ -487,19 +487,8 @@ def input_by_onednn(
 ) -> torch.Tensor:
     """Calls oneDNN by name, whatever torch would choose."""
     options = problem.options
-    x = onednn_transposed_convolution()(
-        g,
-        weight,
-        bias,
-        problem.padding,
-        problem.left_over,
-        options.stride,
-        options.dilation,
-        options.groups,
-        "none",
-        [],
-        "",
-    )
+    given = (problem.padding, problem.left_over, options.stride, options.dilation, options.groups)
+    x = onednn_transposed_convolution()(g, weight, bias, *given, "none", [], "")
     return in_channels_last(x)
 
 
