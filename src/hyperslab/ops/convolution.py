@@ -440,9 +440,9 @@ def _slab_backward(
     taps = []
     for plane in slab.outputs:
         out = gradient.narrow(slab.dim, plane.output, 1)
-        operands = _planes(halo, slab, plane), _taps(weight, slab, plane)
-        how = (slab.options, [needs[0], needs[1], False], kernels)
-        dx, dw, _ = conv_backward(out, *operands, *how)
+        x, weights = _planes(halo, slab, plane), _taps(weight, slab, plane)
+        wanted = [needs[0], needs[1], False]
+        dx, dw, _ = conv_backward(out, x, weights, slab.options, wanted, kernels)
         if dhalo is None:
             dhalo = dx
         elif dx is not None:
