@@ -55,11 +55,6 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """Gradients of input, weight and bias; None where it was not asked for."""
 
 
-def margins_of(padding: Sequence[int]) -> list[int]:
-    """Returns the padding as ``F.pad`` takes it."""
-    return [p for p in reversed(padding) for _ in range(2)]
-
-
 def for_aten(
     x: torch.Tensor, weight: torch.Tensor, options: ConvOptions, kernels: Kernels
 ) -> tuple[torch.Tensor, ConvOptions]:
@@ -68,7 +63,7 @@ def for_aten(
     plain_on_cpu = options.output_padding is None and device_kind(x) == "cpu"
     if plain_on_cpu and kernel_exceeds_volume(weight.shape, x.shape, x.dtype):
         # See `Problem.outreaches`.
-        return F.pad(x, margins_of(options.padding)), options.without_padding
+        return F.pad(x, options.margins), options.without_padding
     return x, options
 
 
@@ -90,7 +85,7 @@ def aten_backward(
     shapes = tuple(x.shape), tuple(weight.shape)
     if not plain_on_cpu or not problem_for("weight", *shapes, x.dtype, options).outreaches:
         return aten_gradients(gradient, x, weight, options, needs)
-    margins = margins_of(options.padding)
+    margins = options.margins
     x = F.pad(x, margins)
     dx, dw, db = aten_gradients(gradient, x, weight, options.without_padding, needs)
     return None if dx is None else F.pad(dx, [-m for m in margins]), dw, db
@@ -102,7 +97,7 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
         y = guarded(run, problem.in_steps_of_one, first, *others)
         return in_channels_last(y.narrow(-1, 0, 1))
     if problem.outreaches:
-        margins = margins_of(problem.padding)
+        margins = problem.options.margins
         if problem.task != "input":
             padded = in_channels_last(F.pad(first, margins))
             return guarded(run, problem.padded, padded, *others)
@@ -110,7 +105,7 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
         return in_channels_last(F.pad(padded, [-margin for margin in margins]))
     if problem.skips_lines or problem.fills_tiles:
         weight, bias = others
-        channel = [*margins_of([0] * len(problem.kernel)), 0, 1]
+        channel = [*[0, 0] * len(problem.kernel), 0, 1]
         x = F.pad(first.unflatten(1, (problem.options.groups, -1)), channel).flatten(1, 2)
         wider = in_channels_last(x), F.pad(weight, channel)
         return guarded(run, problem.with_empty_channel, *wider, bias)

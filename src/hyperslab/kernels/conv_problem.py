@@ -66,6 +66,11 @@ class ConvOptions(NamedTuple):
         return self.stride, self.padding, self.dilation, *transposed, self.groups
 
     @property
+    def margins(self) -> list[int]:
+        """Returns the padding as ``F.pad`` takes it."""
+        return [p for p in reversed(self.padding) for _ in range(2)]
+
+    @property
     def without_padding(self) -> ConvOptions:
         return self._replace(padding=(0,) * len(self.padding))
 
@@ -338,7 +343,7 @@ class Problem:
         """Returns the same pass with the padding as a part of ``x``."""
         pairs = zip(self.x[2:], self.padding, strict=True)
         x = (*self.x[:2], *(e + 2 * p for e, p in pairs))
-        return self.but(x=x, padding=(0,) * len(self.padding))
+        return self.but(x=x, options=self.options.without_padding)
 
     @cached_property
     def turned(self) -> Problem:

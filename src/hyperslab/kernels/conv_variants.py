@@ -203,10 +203,10 @@ def _voxel_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
-    if any(problem.padding):
-        x = F.pad(x, [p for p in reversed(problem.padding) for _ in range(2)])
-    windows = x.movedim(1, -1)
     options = problem.options
+    if any(options.padding):
+        x = F.pad(x, options.margins)
+    windows = x.movedim(1, -1)
     steps = zip(problem.kernel, options.stride, options.dilation, strict=True)
     for dim, (taps, stride, dilation) in enumerate(steps, 1):
         span = dilation * (taps - 1) + 1
@@ -241,7 +241,7 @@ def fits_direct_bf16(problem: Problem) -> bool:
 def forward_by_direct_bf16(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    return torch.ops.hyperslab.direct_convolution(x, weight, bias, problem.padding, False)
+    return torch.ops.hyperslab.direct_convolution(x, weight, bias, problem.options.padding, False)
 
 
 def input_by_direct_bf16(
@@ -255,13 +255,13 @@ def weight_by_direct_bf16(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
     dw, db = torch.ops.hyperslab.direct_convolution_gradient(
-        x, g, problem.kernel, problem.padding, with_bias
+        x, g, problem.kernel, problem.options.padding, with_bias
     )
     return dw, db if with_bias else None
 
 
 def _direct_padding(problem: Problem) -> list[int]:
-    return [k - 1 - p for k, p in zip(problem.kernel, problem.padding, strict=True)]
+    return [k - 1 - p for k, p in zip(problem.kernel, problem.options.padding, strict=True)]
 
 
 LEAST_WINOGRAD_CHANNELS = 8
@@ -289,7 +289,7 @@ def fits_winograd(problem: Problem) -> bool:
 def weight_by_winograd(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    dw, db = torch.ops.hyperslab.winograd_gradient(x, g, problem.padding, with_bias)
+    dw, db = torch.ops.hyperslab.winograd_gradient(x, g, problem.options.padding, with_bias)
     return dw, db if with_bias else None
 
 
@@ -308,8 +308,8 @@ def weight_by_channel(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
     """Computes the weight's gradient in one pass over both volumes, the bias's in another."""
-    dilation = problem.options.dilation
-    dw = torch.ops.hyperslab.depthwise_gradient(x, g, problem.kernel, problem.padding, dilation)
+    steps = problem.options.padding, problem.options.dilation
+    dw = torch.ops.hyperslab.depthwise_gradient(x, g, problem.kernel, *steps)
     db = torch.ops.hyperslab.channel_sums(g, 0)[0].to(g.dtype) if with_bias else None
     return dw, db
 
@@ -436,7 +436,7 @@ def forward_by_onednn(
     """Calls oneDNN by name, whatever torch would choose."""
     options = problem.options
     y = torch.mkldnn_convolution(
-        x, weight, bias, problem.padding, options.stride, options.dilation, options.groups
+        x, weight, bias, options.padding, options.stride, options.dilation, options.groups
     )
     return in_channels_last(y)
 
@@ -487,7 +487,7 @@ def input_by_onednn(
 ) -> torch.Tensor:
     """Calls oneDNN by name, whatever torch would choose."""
     options = problem.options
-    given = (problem.padding, problem.left_over, options.stride, options.dilation, options.groups)
+    given = (options.padding, problem.left_over, options.stride, options.dilation, options.groups)
     x = onednn_transposed_convolution()(g, weight, bias, *given, "none", [], "")
     return in_channels_last(x)
 
