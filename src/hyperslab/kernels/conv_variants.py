@@ -410,6 +410,7 @@ def _read_by(
     return _in_float32(problem, planes), _planes(x, begin, begin + planes)
 
 
+@functools.lru_cache(PROBLEMS)
 def _in_float32(problem: Problem, planes: int) -> Problem:
     """Returns the pass over so many planes of the input, padded in the other dims only."""
     x = (*problem.x[:2], planes, *problem.x[3:])
