@@ -136,7 +136,8 @@ def on_ranks(options: argparse.Namespace) -> list[dict[str, Any]]:
             del step, case
             for (problem, bias), count in found.items() if grid.is_main else ():
                 seconds = seconds_of(problem, bias, options.turns)
-                row = asdict(problem) | {"dtype": dtype, "bias": bias, "count": count}
+                given = {"options": problem.options._asdict(), "dtype": dtype}
+                row = asdict(problem) | given | {"bias": bias, "count": count}
                 rows.append({"network": network, **row, "seconds": seconds})
             grid.barrier()
     return rows
@@ -144,11 +145,11 @@ def on_ranks(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def problem_in(row: dict[str, Any]) -> Problem:
     """The pass of a row."""
-    shapes = (tuple(row[name]) for name in ("x", "weight", "padding"))
-    x, weight, padding = shapes
-    given = row["options"]
-    options = ConvOptions(tuple(given["stride"]), tuple(given["dilation"]), given["groups"])
-    return Problem(row["task"], x, weight, getattr(torch, row["dtype"]), options, padding)
+    given = row | row["options"]  # of older rows the padding is beside the others
+    stride, padding, dilation = (tuple(given[name]) for name in ("stride", "padding", "dilation"))
+    options = ConvOptions(stride, padding, dilation, given["groups"])
+    x, weight = tuple(row["x"]), tuple(row["weight"])
+    return Problem(row["task"], x, weight, getattr(torch, row["dtype"]), options)
 
 
 def print_table(rows: list[dict[str, Any]]) -> bool:

@@ -55,9 +55,8 @@ def own_kernels(
 
 
 def _of_the_weight(block: BlockConvolution, given: Operands) -> Iterator[tuple[str, Kernel]]:
-    options = ConvOptions(block.stride, block.dilation, block.groups)
-    shapes = block.x, block.weight, block.dtype
-    problem = problem_for("weight", *shapes, options, block.padding)
+    options = ConvOptions(block.stride, block.padding, block.dilation, block.groups)
+    problem = problem_for("weight", block.x, block.weight, block.dtype, options)
     lying = given.lying(torch.channels_last_3d)
     operands = lying.x, lying.g, given.weight, block.bias, problem
     if windows_are_small(problem):

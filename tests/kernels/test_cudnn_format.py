@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 import hyperslab as hs
-from hyperslab.kernels.conv import CONVOLUTIONS
+from hyperslab.kernels import conv
+from hyperslab.kernels.conv_problem import ConvOptions
 from hyperslab.kernels.memory_format import channels_last_by_strides, memory_format_of, strides_in
 from hyperslab.kernels.registry import choose_as_if_on, conv_format
 
@@ -19,13 +22,16 @@ class Formats:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[torch.memory_format] = []
-        own = torch.nn.functional.conv3d
+        own = conv.aten_convolution
 
-        def watched(x: torch.Tensor, *args: object) -> torch.Tensor:
-            self.seen.append(memory_format_of(x))
-            return own(x, *args)  # type: ignore[arg-type]
+        def watched(
+            x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: ConvOptions
+        ) -> torch.Tensor:
+            if options.output_padding is None:
+                self.seen.append(memory_format_of(x))
+            return own(x, weight, bias, options)
 
-        monkeypatch.setitem(CONVOLUTIONS, 3, watched)
+        monkeypatch.setattr(conv, "aten_convolution", watched)
 
     def run(self, dtype: torch.dtype) -> list[torch.Tensor]:
         torch.manual_seed(0)
@@ -59,13 +65,13 @@ def test_half_precision_is_convolved_channels_last(
 def test_one_channel_is_channels_last_by_its_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CT or MRI volume: torch asks for the strides which format cuDNN is to take."""
     strides: list[tuple[int, ...]] = []
-    own = torch.nn.functional.conv3d
+    own = conv.aten_convolution
 
-    def watched(x: torch.Tensor, *args: object) -> torch.Tensor:
+    def watched(x: torch.Tensor, *args: Any) -> torch.Tensor:
         strides.append(x.stride())
-        return own(x, *args)  # type: ignore[arg-type]
+        return own(x, *args)
 
-    monkeypatch.setitem(CONVOLUTIONS, 3, watched)
+    monkeypatch.setattr(conv, "aten_convolution", watched)
     layer = nn.Conv3d(1, 1, 3, padding=1).bfloat16()
     shape = (2, 1, 4, 5, 6)
     x = torch.randn(shape).bfloat16()

@@ -28,12 +28,12 @@ from hyperslab.kernels.resample import Line
 from hyperslab.ops.pooling import average_windows
 
 FOLDER = Path(hyperslab.kernels.__file__).parent
-PLAIN = ConvOptions((1, 1, 1), (1, 1, 1), 1)
+PLAIN = ConvOptions((1, 1, 1), (1, 1, 1), (1, 1, 1), 1)
 
 
 def problem(task: Task, channels: int, width: int, dtype: torch.dtype, samples: int = 1) -> Problem:
     x = (samples, channels, width, width, width)
-    return Problem(task, x, (channels, channels, 3, 3, 3), dtype, PLAIN, (1, 1, 1))
+    return Problem(task, x, (channels, channels, 3, 3, 3), dtype, PLAIN)
 
 
 def test_the_table_names_every_implementation_and_its_file() -> None:
@@ -92,10 +92,10 @@ def test_thresholds(tiles: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(problem("forward", 512, 4, torch.float32)) == "contiguous"
     assert chosen(problem("forward", 64, 16, torch.float32)) == "onednn"
     assert chosen(problem("input", 64, 16, torch.float32)) == "flipped"
-    steps = ConvOptions((2, 2, 2), (1, 1, 1), 1)
+    steps = ConvOptions((2, 2, 2), (1, 1, 1), (1, 1, 1), 1)
     for classes, best in ((2, "parity"), (16, "onednn")):
         x = (1, classes, 64, 64, 64)
-        one = Problem("input", x, (32, classes, 3, 3, 3), torch.float32, steps, (1, 1, 1))
+        one = Problem("input", x, (32, classes, 3, 3, 3), torch.float32, steps)
         assert chosen(one) == best
 
 
@@ -122,7 +122,8 @@ def test_no_large_columns_of_torchs() -> None:
     """For a block of frames torch would make 27 copies; for all the frames it makes none."""
     for height, few in ((16, True), (96, False), (192, True)):
         x = (1, 16, 11, height, 192)
-        one = Problem("forward", x, (16, 16, 3, 3, 3), torch.float32, PLAIN, (0, 1, 1))
+        flat = PLAIN._replace(padding=(0, 1, 1))
+        one = Problem("forward", x, (16, 16, 3, 3, 3), torch.float32, flat)
         assert CONV_VARIANTS["weight"]["torch"].legal(one) == few
 
 
@@ -168,9 +169,9 @@ def test_repeats_bit_by_bit(kernels: Kernels) -> None:
 
     def run(kernels: Kernels) -> list[torch.Tensor | None]:
         with torch.no_grad():
-            y = conv_forward(x, weight, None, PLAIN, (1, 1, 1), kernels)
+            y = conv_forward(x, weight, None, PLAIN, kernels)
             needs = [True, True, False]
-            return [y, *conv_backward(y, x, weight, PLAIN, (1, 1, 1), needs, kernels)[:2]]
+            return [y, *conv_backward(y, x, weight, PLAIN, needs, kernels)[:2]]
 
     other: Kernels = "torch" if kernels == "torch" else "fixed"
     for a, b in zip(run(kernels), run(other), strict=True):

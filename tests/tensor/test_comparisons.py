@@ -13,7 +13,6 @@ from hyperslab.tensor import inputs
 from hyperslab.tensor.inputs import (
     LAG,
     Comparisons,
-    DoublingSteps,
     InputSpec,
     check_same_sample,
     compare_statements,
@@ -75,9 +74,9 @@ def test_ranks_judge_at_the_same_place(judged: list[int], arrives: bool) -> None
 
 
 def test_values_of_fewer_and_fewer_are_compared() -> None:
-    steps = DoublingSteps()
-    assert [n for n in range(1, 40) if steps.due("x")] == [1, 2, 4, 8, 16, 32]
-    assert steps.due("another")
+    steps = Comparisons()
+    assert [n for n in range(1, 40) if steps.of_values("x")] == [1, 2, 4, 8, 16, 32]
+    assert steps.of_values("another")
 
 
 def test_a_judge_that_raises_is_asked_once(judged: list[int]) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -52,31 +51,20 @@ from hyperslab.kernels.memory_format import (
 from hyperslab.kernels.registry import conv_format, conv_variant, device_kind
 from hyperslab.util.torch_internals import BlockFunction, processor_has_matrix_tiles
 
-CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
-"""Keyed by the number of spatial dims."""
-
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 """Gradients of input, weight and bias; None where it was not asked for."""
 
 
-def margins_of(padding: Sequence[int]) -> list[int]:
-    """Returns the padding as ``F.pad`` takes it."""
-    return [p for p in reversed(padding) for _ in range(2)]
-
-
 def for_aten(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    options: ConvOptions,
-    padding: Sequence[int],
-    kernels: Kernels,
-) -> tuple[torch.Tensor, Sequence[int]]:
-    """Returns input and padding as torch's own operator takes them; differentiable."""
+    x: torch.Tensor, weight: torch.Tensor, options: ConvOptions, kernels: Kernels
+) -> tuple[torch.Tensor, ConvOptions]:
+    """Returns input and options as torch's own operator takes them; differentiable."""
     x = in_preferred_format(x, weight, kernels)
     plain_on_cpu = options.output_padding is None and device_kind(x) == "cpu"
     if plain_on_cpu and kernel_exceeds_volume(weight.shape, x.shape, x.dtype):
-        return F.pad(x, margins_of(padding)), [0] * len(padding)  # see `Problem.outreaches`
-    return x, padding
+        # See `Problem.outreaches`.
+        return F.pad(x, options.margins), options.without_padding
+    return x, options
 
 
 def aten_backward(
@@ -84,25 +72,22 @@ def aten_backward(
     x: torch.Tensor,
     weight: torch.Tensor,
     options: ConvOptions,
-    padding: Sequence[int],
     needs: Sequence[bool],
 ) -> Gradients:
     """Returns gradients of input, weight and bias, differentiable; None without ``needs``."""
     if x.dtype == torch.bfloat16 and device_kind(x) == "cpu" and processor_has_matrix_tiles():
         # Torch's own kernels are the library's, without `guarded` and the rule between.
         operands = gradient.float(), x.float(), weight.float()
-        wide = aten_backward(*operands, options, padding, needs)
+        wide = aten_backward(*operands, options, needs)
         dx, dw, db = (None if one is None else one.to(x.dtype) for one in wide)
         return dx, dw, db
     plain_on_cpu = options.output_padding is None and device_kind(x) == "cpu"
     shapes = tuple(x.shape), tuple(weight.shape)
-    if not plain_on_cpu or not (
-        problem_for("weight", *shapes, x.dtype, options, tuple(padding)).outreaches
-    ):
-        return aten_gradients(gradient, x, weight, options, padding, needs)
-    margins = margins_of(padding)
+    if not plain_on_cpu or not problem_for("weight", *shapes, x.dtype, options).outreaches:
+        return aten_gradients(gradient, x, weight, options, needs)
+    margins = options.margins
     x = F.pad(x, margins)
-    dx, dw, db = aten_gradients(gradient, x, weight, options, [0] * len(padding), needs)
+    dx, dw, db = aten_gradients(gradient, x, weight, options.without_padding, needs)
     return None if dx is None else F.pad(dx, [-m for m in margins]), dw, db
 
 
@@ -112,7 +97,7 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
         y = guarded(run, problem.in_steps_of_one, first, *others)
         return in_channels_last(y.narrow(-1, 0, 1))
     if problem.outreaches:
-        margins = margins_of(problem.padding)
+        margins = problem.options.margins
         if problem.task != "input":
             padded = in_channels_last(F.pad(first, margins))
             return guarded(run, problem.padded, padded, *others)
@@ -120,7 +105,7 @@ def guarded(run: Callable[..., Any], problem: Problem, first: torch.Tensor, *oth
         return in_channels_last(F.pad(padded, [-margin for margin in margins]))
     if problem.skips_lines or problem.fills_tiles:
         weight, bias = others
-        channel = [*margins_of([0] * len(problem.kernel)), 0, 1]
+        channel = [*[0, 0] * len(problem.kernel), 0, 1]
         x = F.pad(first.unflatten(1, (problem.options.groups, -1)), channel).flatten(1, 2)
         wider = in_channels_last(x), F.pad(weight, channel)
         return guarded(run, problem.with_empty_channel, *wider, bias)
@@ -157,6 +142,7 @@ def options_of_plane(options: ConvOptions) -> ConvOptions:
     more = options.output_padding
     return ConvOptions(
         (1, *options.stride),
+        (0, *options.padding),
         (1, *options.dilation),
         options.groups,
         None if more is None else (0, *more),
@@ -191,19 +177,18 @@ def conv_forward(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     options: ConvOptions,
-    padding: Sequence[int],
     kernels: Kernels = "fixed",
 ) -> torch.Tensor:
     """Convolves a block, plain or transposed, without a graph."""
     task: Task = "forward" if options.output_padding is None else "input"
-    problem = problem_of(task, x, weight, bias, options, padding, kernels)
+    problem = problem_of(task, x, weight, bias, options, kernels)
     if problem is None:
         if is_guarded_line(x, weight, kernels):
             plane = x.unsqueeze(2), weight.unsqueeze(2)
-            y = conv_forward(*plane, bias, options_of_plane(options), (0, *padding), kernels)
+            y = conv_forward(*plane, bias, options_of_plane(options), kernels)
             return no_view(y.squeeze(2).contiguous())
-        x, padding = for_aten(x, weight, options, padding, kernels)
-        return aten_convolution(x, weight, bias, options, padding)
+        x, options = for_aten(x, weight, options, kernels)
+        return aten_convolution(x, weight, bias, options)
     if bias is not None:
         bias = bias.contiguous()  # oneDNN by name reads it as if it were, a column too
     return no_view(dispatch(problem, in_channels_last(x), weight, bias))
@@ -214,7 +199,6 @@ def conv_backward(
     x: torch.Tensor,
     weight: torch.Tensor,
     options: ConvOptions,
-    padding: Sequence[int],
     needs: Sequence[bool],
     kernels: Kernels = "fixed",
     taken: bool = False,
@@ -224,18 +208,17 @@ def conv_backward(
     Where a graph is recorded they are torch's own, which can be differentiated again. The gradient
     of a weight that was ``taken`` of a parameter, and is copied anyway, has any memory format.
     """
-    problem = problem_of("weight", x, weight, None, options, padding, kernels)
+    problem = problem_of("weight", x, weight, None, options, kernels)
     differentiable = torch.is_grad_enabled()
     if problem is None and not differentiable and is_guarded_line(x, weight, kernels):
         g, plane, filters = (t.unsqueeze(2) for t in (gradient, x, weight))
-        how = options_of_plane(options)
-        dx, dw, db = conv_backward(g, plane, filters, how, (0, *padding), needs, kernels)
+        dx, dw, db = conv_backward(g, plane, filters, options_of_plane(options), needs, kernels)
         dx, dw = (None if one is None else one.squeeze(2).contiguous() for one in (dx, dw))
         return dx, dw if dw is None else as_one_channel(dw), db
     if problem is None or differentiable:
         gradient = in_preferred_format(gradient, weight, kernels)
         x = in_preferred_format(x, weight, kernels)
-        dx, dw, db = aten_backward(gradient, x, weight, options, padding, needs)
+        dx, dw, db = aten_backward(gradient, x, weight, options, needs)
         return dx, dw if dw is None else as_one_channel(dw), db
     plain = options.output_padding is None
     g = in_channels_last(gradient)
@@ -271,14 +254,13 @@ def problem_of(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     options: ConvOptions,
-    padding: Sequence[int],
     kernels: Kernels,
 ) -> Problem | None:
     """Describes the pass in channels last; None: leave it, or the error in it, to torch."""
     if not computes_last(x, weight, kernels):
         return None
     added = None if bias is None else (bias.dtype, bias.shape)
-    return _known_problem(task, x.shape, weight.shape, x.dtype, added, options, tuple(padding))
+    return _known_problem(task, x.shape, weight.shape, x.dtype, added, options)
 
 
 @functools.lru_cache(PROBLEMS)
@@ -289,10 +271,9 @@ def _known_problem(
     dtype: torch.dtype,
     bias: tuple[torch.dtype, torch.Size] | None,
     options: ConvOptions,
-    padding: tuple[int, ...],
 ) -> Problem | None:
     """Describes a pass by the shapes of its operands; None where they do not fit each other."""
-    fit = len(x) == len(weight) == len(padding) + 2 and 0 not in x and 0 not in weight
+    fit = len(x) == len(weight) == len(options.padding) + 2 and 0 not in x and 0 not in weight
     if not fit or weight[0] % options.groups:
         return None
     channels = weight[0], weight[1] * options.groups
@@ -300,17 +281,16 @@ def _known_problem(
     if x[1] != read or bias not in (None, (dtype, (made,))):
         return None
     if options.output_padding is None:
-        problem = problem_for(task, x, weight, dtype, options, padding)
+        problem = problem_for(task, x, weight, dtype, options)
         return problem if min(problem.y[2:]) > 0 else None
-    given = (options.stride, padding, options.dilation, options.output_padding)
-    steps = zip(x[2:], weight[2:], *given, strict=True)
+    steps = zip(x[2:], weight[2:], *options[:3], options.output_padding, strict=True)
     extents = [(e - 1) * s - 2 * p + d * (k - 1) + 1 + more for e, k, s, p, d, more in steps]
     if min(extents) < 1:
         return None
     # It is the gradient of a plain convolution.
     plain = options._replace(output_padding=None)
     volume = torch.Size((x[0], made, *extents))
-    problem = problem_for(task, volume, weight, dtype, plain, padding)
+    problem = problem_for(task, volume, weight, dtype, plain)
     return problem if problem.y == x else None  # more output padding than stride
 
 
@@ -413,14 +393,6 @@ def gradient_of_taken(ctx: Any, gradient: torch.Tensor | None) -> torch.Tensor |
     return ctx.taken.gradient(ctx.parameter, gradient, accumulating)
 
 
-@dataclass(frozen=True, slots=True)
-class ConvPasses:
-    """Holds the options of a convolution, plain or transposed, and its padding."""
-
-    options: ConvOptions
-    padding: tuple[int, ...]
-
-
 class LocalConv(BlockFunction):
     """Runs a convolution of a block, plain or transposed, with a graph."""
 
@@ -430,18 +402,18 @@ class LocalConv(BlockFunction):
         x: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
-        passes: ConvPasses,
+        options: ConvOptions,
         kernels: Kernels,
         source: RecomputedInput | None,
         taken: TakenWeight | None = None,
     ) -> torch.Tensor:
         weight = take_weight(ctx, weight, taken)
         kept, ctx.value = saved_input(x, source)
-        ctx.passes = passes
+        ctx.options = options
         ctx.kernels = kernels
         ctx.has_bias = bias is not None
         ctx.save_for_backward(weight, *kept)
-        return conv_forward(x, weight, bias, passes.options, passes.padding, kernels)
+        return conv_forward(x, weight, bias, options, kernels)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -450,8 +422,7 @@ class LocalConv(BlockFunction):
         x = ctx.value(tuple(kept))
         if torch.is_grad_enabled():
             weight = weight_with_graph(ctx, weight)
-        options, padding = ctx.passes.options, ctx.passes.padding
-        how = (options, padding, needs, ctx.kernels, ctx.taken is not None)
+        how = (ctx.options, needs, ctx.kernels, ctx.taken is not None)
         dx, dw, db = conv_backward(gradient, x, weight, *how)
         return dx, gradient_of_taken(ctx, dw), db, *[None] * 4
 
@@ -461,17 +432,11 @@ def convolve_by_torch(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     options: ConvOptions,
-    padding: Sequence[int],
     kernels: Kernels,
 ) -> torch.Tensor:
     """Convolves by torch's own operator with its own graph, plain or transposed."""
-    x, padding = for_aten(x, weight, options, padding, kernels)
-    weight = as_one_channel(weight)
-    if options.output_padding is not None:
-        return aten_convolution(x, weight, bias, options, padding)
-    # The function that users call takes complex numbers, too.
-    convolve = CONVOLUTIONS[len(padding)]
-    return convolve(x, weight, bias, options.stride, padding, options.dilation, options.groups)
+    x, options = for_aten(x, weight, options, kernels)
+    return aten_convolution(x, as_one_channel(weight), bias, options)
 
 
 def differentiable_conv(
@@ -479,7 +444,6 @@ def differentiable_conv(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     options: ConvOptions,
-    padding: Sequence[int],
     margins: Sequence[int] = (),
     kernels: Kernels = "fixed",
     source: RecomputedInput | None = None,
@@ -495,9 +459,8 @@ def differentiable_conv(
         source = None
     by_torch = taken is None and not computes_last(x, weight, kernels)
     if by_torch and not is_guarded_line(x, weight, kernels):
-        return convolve_by_torch(x, weight, bias, options, padding, kernels)
-    passes = ConvPasses(options, tuple(padding))
-    return LocalConv.apply(x, weight, bias, passes, kernels, source, taken)
+        return convolve_by_torch(x, weight, bias, options, kernels)
+    return LocalConv.apply(x, weight, bias, options, kernels, source, taken)
 
 
 def conv_input(

@@ -63,13 +63,13 @@ def direct_convolution(
     if adjoint:
         weight = weight.transpose(0, 1).flip(tuple(range(2, weight.dim())))
     bias = None if bias is None else bias.to(wide)
-    y = aten_convolution(x.to(wide), weight.to(wide), bias, _steps_of_one(padding), padding)
+    y = aten_convolution(x.to(wide), weight.to(wide), bias, _steps_of_one(padding))
     return y.to(x.dtype).contiguous(memory_format=CHANNELS_LAST[x.dim()])
 
 
 def _steps_of_one(padding: Sequence[int]) -> ConvOptions:
     ones = (1,) * len(padding)
-    return ConvOptions(ones, ones, 1)
+    return ConvOptions(ones, tuple(padding), ones, 1)
 
 
 def direct_convolution_gradient(
@@ -86,9 +86,8 @@ def direct_convolution_gradient(
     check_gradient(x, g, kernel, padding)
     wide = torch.promote_types(x.dtype, torch.float32)
     weight = x.new_empty((g.shape[1], x.shape[1], *kernel), dtype=wide)
-    options = _steps_of_one(padding)
     needs = [False, True, False]
-    _, dw, _ = aten_gradients(g.to(wide), x.to(wide), weight, options, padding, needs)
+    _, dw, _ = aten_gradients(g.to(wide), x.to(wide), weight, _steps_of_one(padding), needs)
     assert dw is not None
     dims = [0, *range(2, g.dim())]
     db = g.to(wide).sum(dims) if with_bias else g.new_empty(0, dtype=wide)
@@ -237,9 +236,9 @@ def depthwise_gradient(
     -padding.
     """
     channels = x.shape[1]
-    options = ConvOptions((1,) * len(kernel), tuple(dilation), channels)
+    options = ConvOptions((1,) * len(kernel), tuple(padding), tuple(dilation), channels)
     weight = x.new_empty((channels, 1, *kernel))
-    dw = aten_gradients(g, x, weight, options, padding, (False, True, False))[1]
+    dw = aten_gradients(g, x, weight, options, (False, True, False))[1]
     assert dw is not None
     return dw.contiguous()
 

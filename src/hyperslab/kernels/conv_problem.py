@@ -47,32 +47,39 @@ WINOGRAD_DTYPES = (torch.float32, torch.bfloat16)
 
 
 class ConvOptions(NamedTuple):
-    """Holds what a convolution takes besides its tensors and its padding.
+    """Holds what a convolution takes besides its tensors.
 
     ``output_padding``: of a transposed convolution; None for a plain one.
     """
 
     stride: tuple[int, ...]
+    padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
     output_padding: tuple[int, ...] | None = None
 
-    def aten_arguments(self, padding: Sequence[int]) -> tuple[Any, ...]:
-        """Returns them, with the padding, in the order in which torch's own operators take them."""
+    @property
+    def aten_arguments(self) -> tuple[Any, ...]:
+        """Returns them in the order in which torch's own operators take them."""
         more = self.output_padding
-        transposed = (more is not None, more or [0] * len(padding))
-        return self.stride, padding, self.dilation, *transposed, self.groups
+        transposed = (more is not None, more or [0] * len(self.padding))
+        return self.stride, self.padding, self.dilation, *transposed, self.groups
+
+    @property
+    def margins(self) -> list[int]:
+        """Returns the padding as ``F.pad`` takes it."""
+        return [p for p in reversed(self.padding) for _ in range(2)]
+
+    @property
+    def without_padding(self) -> ConvOptions:
+        return self._replace(padding=(0,) * len(self.padding))
 
 
 def aten_convolution(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    options: ConvOptions,
-    padding: Sequence[int],
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: ConvOptions
 ) -> torch.Tensor:
     """Convolves by torch's own operator, plain or transposed; differentiable."""
-    return torch.convolution(x, weight, bias, *options.aten_arguments(padding))
+    return torch.convolution(x, weight, bias, *options.aten_arguments)
 
 
 def aten_gradients(
@@ -80,12 +87,11 @@ def aten_gradients(
     x: torch.Tensor,
     weight: torch.Tensor,
     options: ConvOptions,
-    padding: Sequence[int],
     needs: Sequence[bool],
 ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
     """Returns the gradients of `aten_convolution`, differentiable; None without ``needs``."""
     run = torch.ops.aten.convolution_backward.default
-    return run(g, x, weight, [g.shape[1]], *options.aten_arguments(padding), list(needs))
+    return run(g, x, weight, [g.shape[1]], *options.aten_arguments, list(needs))
 
 
 def kernel_exceeds_volume(weight: Sequence[int], x: Sequence[int], dtype: torch.dtype) -> bool:
@@ -120,7 +126,6 @@ class Problem:
     weight: tuple[int, ...]
     dtype: torch.dtype
     options: ConvOptions
-    padding: tuple[int, ...]
 
     @cached_property
     def _hash(self) -> int:
@@ -136,6 +141,10 @@ class Problem:
     def kernel(self) -> tuple[int, ...]:
         return self.weight[2:]
 
+    @property
+    def padding(self) -> tuple[int, ...]:
+        return self.options.padding
+
     @cached_property
     def y(self) -> tuple[int, ...]:
         steps = self._steps
@@ -145,8 +154,7 @@ class Problem:
     @property
     def _steps(self) -> Iterable[tuple[int, ...]]:
         """Yields extent, taps, stride, padding and dilation of each spatial dim."""
-        stride, dilation = self.options[:2]
-        return zip(self.x[2:], self.kernel, stride, self.padding, dilation, strict=True)
+        return zip(self.x[2:], self.kernel, *self.options[:3], strict=True)
 
     @cached_property
     def left_over(self) -> tuple[int, ...]:
@@ -320,11 +328,12 @@ class Problem:
         return voxels or beyond or self.fills_tiles or bool(self.gaps)
 
     def of(self, task: Task) -> Problem:
-        return problem_for(task, self.x, self.weight, self.dtype, self.options, self.padding)
+        return problem_for(task, self.x, self.weight, self.dtype, self.options)
 
     def but(self, **changes: Any) -> Problem:
         """Returns the pass with other fields, of its options too."""
-        options = {name: changes.pop(name) for name in ("stride", "dilation") if name in changes}
+        names = changes.keys() & {"stride", "padding", "dilation"}
+        options = {name: changes.pop(name) for name in names}
         if options:
             changes["options"] = self.options._replace(**options)
         return problem_for(*(changes.get(each.name, getattr(self, each.name)) for each in FIELDS))
@@ -334,7 +343,7 @@ class Problem:
         """Returns the same pass with the padding as a part of ``x``."""
         pairs = zip(self.x[2:], self.padding, strict=True)
         x = (*self.x[:2], *(e + 2 * p for e, p in pairs))
-        return self.but(x=x, padding=(0,) * len(self.padding))
+        return self.but(x=x, options=self.options.without_padding)
 
     @cached_property
     def turned(self) -> Problem:
@@ -344,9 +353,9 @@ class Problem:
             *before, depth, height, width = sizes
             return (*before, height, depth, width)
 
-        names = ("x", "weight", "padding")
-        steps = {name: swapped(getattr(self.options, name)) for name in ("stride", "dilation")}
-        return self.but(**{name: swapped(getattr(self, name)) for name in names}, **steps)
+        stride, padding, dilation = map(swapped, self.options[:3])
+        options = {"stride": stride, "padding": padding, "dilation": dilation}
+        return self.but(x=swapped(self.x), weight=swapped(self.weight), **options)
 
     @cached_property
     def with_empty_channel(self) -> Problem:
@@ -357,13 +366,13 @@ class Problem:
     @cached_property
     def of_lines_read(self) -> Problem:
         """Returns the pass over only those planes and rows that are read, see `lines_read`."""
-        x, padding = list(self.x), list(self.padding)
-        stride, dilation = list(self.options.stride), list(self.options.dilation)
+        x = list(self.x)
+        stride, padding, dilation = map(list, self.options[:3])
         for dim in self.gaps:
             x[dim + 2] = self.kernel[dim] * self.y[dim + 2]
-            stride[dim], dilation[dim], padding[dim] = self.kernel[dim], 1, 0
-        steps = {"stride": tuple(stride), "dilation": tuple(dilation)}
-        return self.but(x=tuple(x), padding=tuple(padding), **steps)
+            stride[dim], padding[dim], dilation[dim] = self.kernel[dim], 0, 1
+        options = {"stride": tuple(stride), "padding": tuple(padding), "dilation": tuple(dilation)}
+        return self.but(x=tuple(x), **options)
 
     def lines_read(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the planes and rows that windows read, one window after the other: see `gaps`."""

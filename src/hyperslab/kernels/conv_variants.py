@@ -203,10 +203,10 @@ def _voxel_rows(x: torch.Tensor) -> torch.Tensor:
 
 
 def _window_rows(x: torch.Tensor, problem: Problem) -> torch.Tensor:
-    if any(problem.padding):
-        x = F.pad(x, [p for p in reversed(problem.padding) for _ in range(2)])
-    windows = x.movedim(1, -1)
     options = problem.options
+    if any(options.padding):
+        x = F.pad(x, options.margins)
+    windows = x.movedim(1, -1)
     steps = zip(problem.kernel, options.stride, options.dilation, strict=True)
     for dim, (taps, stride, dilation) in enumerate(steps, 1):
         span = dilation * (taps - 1) + 1
@@ -241,7 +241,7 @@ def fits_direct_bf16(problem: Problem) -> bool:
 def forward_by_direct_bf16(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, problem: Problem
 ) -> torch.Tensor:
-    return torch.ops.hyperslab.direct_convolution(x, weight, bias, problem.padding, False)
+    return torch.ops.hyperslab.direct_convolution(x, weight, bias, problem.options.padding, False)
 
 
 def input_by_direct_bf16(
@@ -255,13 +255,13 @@ def weight_by_direct_bf16(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
     dw, db = torch.ops.hyperslab.direct_convolution_gradient(
-        x, g, problem.kernel, problem.padding, with_bias
+        x, g, problem.kernel, problem.options.padding, with_bias
     )
     return dw, db if with_bias else None
 
 
 def _direct_padding(problem: Problem) -> list[int]:
-    return [k - 1 - p for k, p in zip(problem.kernel, problem.padding, strict=True)]
+    return [k - 1 - p for k, p in zip(problem.kernel, problem.options.padding, strict=True)]
 
 
 LEAST_WINOGRAD_CHANNELS = 8
@@ -289,7 +289,7 @@ def fits_winograd(problem: Problem) -> bool:
 def weight_by_winograd(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
-    dw, db = torch.ops.hyperslab.winograd_gradient(x, g, problem.padding, with_bias)
+    dw, db = torch.ops.hyperslab.winograd_gradient(x, g, problem.options.padding, with_bias)
     return dw, db if with_bias else None
 
 
@@ -308,8 +308,8 @@ def weight_by_channel(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
     """Computes the weight's gradient in one pass over both volumes, the bias's in another."""
-    dilation = problem.options.dilation
-    dw = torch.ops.hyperslab.depthwise_gradient(x, g, problem.kernel, problem.padding, dilation)
+    steps = problem.options.padding, problem.options.dilation
+    dw = torch.ops.hyperslab.depthwise_gradient(x, g, problem.kernel, *steps)
     db = torch.ops.hyperslab.channel_sums(g, 0)[0].to(g.dtype) if with_bias else None
     return dw, db
 
@@ -410,6 +410,7 @@ def _read_by(
     return _in_float32(problem, planes), _planes(x, begin, begin + planes)
 
 
+@functools.lru_cache(PROBLEMS)
 def _in_float32(problem: Problem, planes: int) -> Problem:
     """Returns the pass over so many planes of the input, padded in the other dims only."""
     x = (*problem.x[:2], planes, *problem.x[3:])
@@ -436,7 +437,7 @@ def forward_by_onednn(
     """Calls oneDNN by name, whatever torch would choose."""
     options = problem.options
     y = torch.mkldnn_convolution(
-        x, weight, bias, problem.padding, options.stride, options.dilation, options.groups
+        x, weight, bias, options.padding, options.stride, options.dilation, options.groups
     )
     return in_channels_last(y)
 
@@ -479,7 +480,7 @@ def input_by_torch(
 ) -> torch.Tensor:
     """Leaves the choice to torch: im2col for small blocks in float32."""
     options = problem.options._replace(output_padding=problem.left_over)
-    return in_channels_last(aten_convolution(g, weight, bias, options, problem.padding))
+    return in_channels_last(aten_convolution(g, weight, bias, options))
 
 
 def input_by_onednn(
@@ -487,19 +488,8 @@ def input_by_onednn(
 ) -> torch.Tensor:
     """Calls oneDNN by name, whatever torch would choose."""
     options = problem.options
-    x = onednn_transposed_convolution()(
-        g,
-        weight,
-        bias,
-        problem.padding,
-        problem.left_over,
-        options.stride,
-        options.dilation,
-        options.groups,
-        "none",
-        [],
-        "",
-    )
+    given = (options.padding, problem.left_over, options.stride, options.dilation, options.groups)
+    x = onednn_transposed_convolution()(g, weight, bias, *given, "none", [], "")
     return in_channels_last(x)
 
 
@@ -628,8 +618,7 @@ def weight_by_torch(
     x: torch.Tensor, g: torch.Tensor, weight: torch.Tensor, with_bias: bool, problem: Problem
 ) -> WeightAndBias:
     """Leaves the choice to torch: im2col for small blocks in float32."""
-    needs = [False, True, with_bias]
-    return aten_gradients(g, x, weight, problem.options, problem.padding, needs)[1:]
+    return aten_gradients(g, x, weight, problem.options, [False, True, with_bias])[1:]
 
 
 def weight_contiguous(
@@ -659,9 +648,8 @@ def weight_in_halves(
         part[:, first - lo : end - lo] = x[0, :, first:end]
         part[:, end - lo :].zero_()
     batch = g[0].unflatten(1, (2, -1)).transpose(0, 1)
-    padding = (0, *problem.padding[1:])
-    needs = [False, True, with_bias]
-    return aten_gradients(batch, parts, weight, problem.options, padding, needs)[1:]
+    options = problem.options._replace(padding=(0, *problem.padding[1:]))
+    return aten_gradients(batch, parts, weight, options, [False, True, with_bias])[1:]
 
 
 def has_halves(problem: Problem) -> bool:

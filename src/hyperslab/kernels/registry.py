@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from inspect import signature
 from typing import Any, NamedTuple
 
@@ -551,6 +551,8 @@ def _conv_case(
     return Case(implementation, variant.file, words, why, when, variant.legal)
 
 
+_forward, _of_input, _of_weight = (partial(_conv_case, task) for task in CONV_VARIANTS)
+
 FEW = f"bfloat16, at most {FEW_CHANNELS} channels, no stride, AVX-512 with bfloat16, no AMX"
 FEW_REASON = "oneDNN works on 16 channels, however few there are"
 VOXELS = f"windows of one voxel, at most {FEW_VOXELS:,}"
@@ -611,161 +613,141 @@ RULES: dict[str, tuple[Case, ...]] = {
         Case("torch", "", "else", "it runs everywhere"),
     ),
     "conv forward": (
-        _conv_case("forward", "registers", FEW, FEW_REASON, _few_channels),
-        _conv_case("forward", "widened", WIDENED, WIDENED_REASON, _widens),
-        _conv_case(
-            "forward",
+        _forward("registers", FEW, FEW_REASON, _few_channels),
+        _forward("widened", WIDENED, WIDENED_REASON, _widens),
+        _forward(
             "widened",
             "bfloat16, at most 16 channels by themselves, 15 taps or more in the last dim",
             "oneDNN may never end",
             lambda problem: problem.hangs,
         ),
-        _conv_case(
-            "forward",
+        _forward(
             "columns",
             f"bfloat16, one channel, {MANY_TAPS} taps or more in the last dim",
             "oneDNN's kernels for bfloat16 do the work of many channels for one",
             _narrow,
         ),
-        _conv_case("forward", "voxels", VOXELS, VOXELS_REASON, _few_voxels),
-        _conv_case("forward", "contiguous", HEAVY, HEAVY_REASON, _outweighs),
+        _forward("voxels", VOXELS, VOXELS_REASON, _few_voxels),
+        _forward("contiguous", HEAVY, HEAVY_REASON, _outweighs),
         Case("onednn", "conv_variants.py", "else", "it runs at the processor's peak"),
     ),
     "conv input": (
-        _conv_case(
-            "input",
+        _of_input(
             "registers",
             FEW,
             FEW_REASON,
             lambda problem: _few_channels(problem) and _windows(problem),
         ),
-        _conv_case("input", "widened", WIDENED, WIDENED_REASON, _widens),
-        _conv_case("input", "voxels", VOXELS, VOXELS_REASON, _few_voxels),
-        _conv_case("input", "contiguous", HEAVY, HEAVY_REASON, _outweighs),
-        _conv_case(
-            "input",
+        _of_input("widened", WIDENED, WIDENED_REASON, _widens),
+        _of_input("voxels", VOXELS, VOXELS_REASON, _few_voxels),
+        _of_input("contiguous", HEAVY, HEAVY_REASON, _outweighs),
+        _of_input(
             "matrix",
             f"windows of several voxels tile the volume; {COPIED:,} elements or fewer",
             "one product of matrices, and nothing is added up",
             _small_tiles,
         ),
-        _conv_case(
-            "input",
+        _of_input(
             "parity",
             f"windows of 3 in steps of 2, at most {FEWEST_CHANNELS} channels, not small",
             "oneDNN works on 16 channels: there are as many of eight results at once",
             _fills_channels,
         ),
-        _conv_case(
-            "input",
+        _of_input(
             "flipped",
             "no stride, and float32, extents unchanged or small; or every channel by itself; "
             f"or bfloat16 with AMX, a result of at most {FEW_CHANNELS // 2} channels",
             "oneDNN's forward pass is faster than its backward one",
             _flips,
         ),
-        _conv_case(
-            "input",
+        _of_input(
             "float32",
             "bfloat16, every channel by itself, kernel larger than the volume",
             "oneDNN computes wrong gradients in bfloat16, and torch's own way is a plain loop",
         ),
-        _conv_case(
-            "input",
+        _of_input(
             "widened",
             "bfloat16, every channel by itself in 3 dims with a step; or, without AMX, single "
             "voxels by a step that does not divide the extents",
             "the way of torch or oneDNN is a plain loop, seven times as slow",
             lambda problem: _steps_by_channel(problem) or _steps_unevenly(problem),
         ),
-        _conv_case("input", "onednn", "no groups, no dilation", "faster than torch's im2col"),
+        _of_input("onednn", "no groups, no dilation", "faster than torch's im2col"),
         Case("torch", "conv_variants.py", "else", "it computes everything"),
     ),
     "conv weight": (
-        _conv_case(
-            "weight",
+        _of_weight(
             "registers",
             f"{FEW}; with AMX, single voxels and at most {FEWEST_CHANNELS} of one volume, "
             f"or at most {FEW_CHANNELS // 2} pairs of channels",
             FEW_REASON,
             _fewest_channels,
         ),
-        _conv_case(
-            "weight",
+        _of_weight(
             "im2col",
             f"several samples of at most {SMALL_SAMPLE} voxels, {MANY_CHANNELS} channels or more",
             "few sums of many numbers, for which oneDNN's kernel is not made",
             _small_samples,
         ),
-        _conv_case(
-            "weight",
+        _of_weight(
             "depthwise",
             "every channel by itself in 3 dims, no stride, AVX2 or AVX-512",
             "oneDNN has no kernel for it in three dims and takes ten times as long",
         ),
-        _conv_case(
-            "weight",
+        _of_weight(
             "winograd",
             "3 x 3 x 3, no stride, 8 channels or more, AVX2 or AVX-512, weight not large; "
             "with AMX in bfloat16 where oneDNN overruns",
             "64 products for 216",
             _sums_pay,
         ),
-        _conv_case("weight", "widened", WIDENED, WIDENED_REASON, _widens),
-        _conv_case(
-            "weight",
+        _of_weight("widened", WIDENED, WIDENED_REASON, _widens),
+        _of_weight(
             "matrix",
             "windows tile the volume: of one voxel, small in float32; with AMX in bfloat16 of "
             f"one voxel and more than {FEW_CHANNELS} channels, or weight > {LIGHT_WEIGHT} volumes",
             "one product of matrices, where torch takes im2col",
             _multiplies_tiling_windows,
         ),
-        _conv_case(
-            "weight",
+        _of_weight(
             "im2col",
             f"bfloat16, AMX, weight > {FEW_SUMS} volumes, or > volumes and a step",
             "few sums of many numbers",
             _sums_few,
         ),
-        _conv_case(
-            "weight",
+        _of_weight(
             "widened",
             "bfloat16, every channel by itself with dilation, or one column by a step of several",
             "oneDNN's kernels count voxels wrong",
             _is_miscounted,
         ),
-        _conv_case(
-            "weight",
+        _of_weight(
             "widened",
             f"bfloat16, AMX, one channel, {MANY_TAPS} taps or more in the last dim",
             "oneDNN's kernels for bfloat16 do the work of many channels for one",
             lambda problem: _in_tiles(problem) and _narrow(problem) and problem.x[1] == 1,
         ),
-        _conv_case("weight", "turned", OVERRUN, f"{OVERRUN_REASON}, and not so", overruns),
-        _conv_case("weight", "widened", OVERRUN, f"{OVERRUN_REASON}, either way", overruns),
-        _conv_case(
-            "weight",
+        _of_weight("turned", OVERRUN, f"{OVERRUN_REASON}, and not so", overruns),
+        _of_weight("widened", OVERRUN, f"{OVERRUN_REASON}, either way", overruns),
+        _of_weight(
             "contiguous",
             "bfloat16, every channel by itself in 3 dims with a step",
             "channels last, oneDNN has no kernel for it in three dims",
             _steps_by_channel,
         ),
-        _conv_case(
-            "weight",
+        _of_weight(
             "contiguous",
             "weight > volumes",
             HEAVY_REASON,
             lambda problem: problem.weight_to_volumes > 1 and _windows(problem),
         ),
-        _conv_case(
-            "weight",
+        _of_weight(
             "halves",
             "float32, one small sample, even number of planes",
             "torch takes im2col, but oneDNN for a batch",
             takes_im2col,
         ),
-        _conv_case(
-            "weight",
+        _of_weight(
             "contiguous",
             "float32, one small sample",
             "torch takes im2col, but oneDNN for its own tensors",

@@ -66,6 +66,15 @@ _SCORES_AT_ONCE = {"cpu": 1 << 18, "cuda": 1 << 25}
 
 
 @dataclass(frozen=True, slots=True)
+class Tile:
+    """Names some ``rows`` of a rank's queries, and some ``columns`` of the keys from ``lo`` on."""
+
+    rows: slice
+    columns: slice
+    lo: int
+
+
+@dataclass(frozen=True, slots=True)
 class Scheme:
     """Holds what one call of attention computes, and where its keys and values lie.
 
@@ -131,8 +140,8 @@ class Scheme:
                 yield place, block
             (block,) = arriving.wait()
 
-    def tiles(self, place: int, q: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-        """Yields queries and keys of every tile of scores with the keys at a place."""
+    def tiles(self, place: int, q: torch.Tensor) -> Iterator[Tile]:
+        """Yields every tile of scores with the keys at a place."""
         lo, hi = self.keys_at(place)
         all_after = self.causal and lo >= self.queries[1]
         if all_after or q.numel() == 0 or lo == hi:
@@ -142,25 +151,21 @@ class Scheme:
         rows = max(1, _SCORES_AT_ONCE.get(q.device.type, 1 << 25) // (lead * columns))
         first = self.queries[0]
         for row in range(0, q.shape[-2], rows):
-            last_query = first + min(row + rows, q.shape[-2]) - 1
+            end = min(row + rows, q.shape[-2])
             for column in range(0, hi - lo, columns):
-                if self.causal and lo + column > last_query:
+                if self.causal and lo + column > first + end - 1:
                     break
-                yield (
-                    slice(row, min(row + rows, q.shape[-2])),
-                    slice(column, min(column + columns, hi - lo)),
-                )
+                yield Tile(slice(row, end), slice(column, min(column + columns, hi - lo)), lo)
 
-    def kept(self, place: int, rows: slice, columns: slice, like: torch.Tensor) -> torch.Tensor:
+    def kept(self, tile: Tile, like: torch.Tensor) -> torch.Tensor:
         """Draws what dropout leaves of a tile's weights, and by how much these grow.
 
         It depends on the global indices alone.
         """
-        first, (lo, _) = self.queries[0], self.keys_at(place)
-        lead = len(self.shape) - 2
+        first, lead = self.queries[0], len(self.shape) - 2
         box = Box(
-            (*self.box.lo[:lead], first + rows.start, 0, lo + columns.start),
-            (*self.box.hi[:lead], first + rows.stop, 1, lo + columns.stop),
+            (*self.box.lo[:lead], first + tile.rows.start, 0, tile.lo + tile.columns.start),
+            (*self.box.hi[:lead], first + tile.rows.stop, 1, tile.lo + tile.columns.stop),
         )
         # A dim of 1 between queries and keys: the innermost two may have 2^31 elements at most.
         shape = (*self.shape[:-1], 1, self.shape[-1])
@@ -168,42 +173,35 @@ class Scheme:
         bits = uniform_bits(shape, box, self.seed, like.device).squeeze(-2)
         return (bits >= least_kept(self.dropout)).to(like.dtype).mul_(scale_of(self.dropout))
 
-    def mask_part(
-        self, mask: torch.Tensor, place: int, rows: slice, columns: slice
-    ) -> tuple[Any, ...]:
+    def mask_part(self, mask: torch.Tensor, tile: Tile) -> tuple[Any, ...]:
         """Returns the index of a tile in this rank's part of the mask."""
-        origin = self.keys_at(place)[0] if self.travels else 0
-        seen = slice(origin + columns.start, origin + columns.stop)
+        origin = tile.lo if self.travels else 0
+        seen = slice(origin + tile.columns.start, origin + tile.columns.stop)
         every = slice(None)  # of a dim that is broadcast
-        return ..., rows if mask.shape[-2] > 1 else every, seen if mask.shape[-1] > 1 else every
+        rows = tile.rows if mask.shape[-2] > 1 else every
+        return ..., rows, seen if mask.shape[-1] > 1 else every
 
     def scores(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        mask: torch.Tensor | None,
-        place: int,
-        rows: slice,
-        columns: slice,
+        self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, tile: Tile
     ) -> torch.Tensor:
         """Computes a tile of scores; -inf where a query does not see a key.
 
         Args:
             q: the queries, scaled, of the tile.
-            k: the keys of the tile.
-            mask: this rank's part of the mask; the others as `tiles` yields them.
+            k: the keys at its place.
+            mask: this rank's part of the mask.
         """
-        found = q @ k.mT
+        found = q @ k[..., tile.columns, :].mT
         if mask is not None:
-            own = mask[self.mask_part(mask, place, rows, columns)]
+            own = mask[self.mask_part(mask, tile)]
             if own.dtype == torch.bool:
                 found.masked_fill_(~own, -math.inf)
             else:
                 found += own
-        first, (lo, _) = self.queries[0], self.keys_at(place)
-        if self.causal and lo + columns.stop - 1 > first + rows.start:
-            query = torch.arange(first + rows.start, first + rows.stop, device=q.device)
-            key = torch.arange(lo + columns.start, lo + columns.stop, device=q.device)
+        first, lo = self.queries[0], tile.lo
+        if self.causal and lo + tile.columns.stop - 1 > first + tile.rows.start:
+            query = torch.arange(first + tile.rows.start, first + tile.rows.stop, device=q.device)
+            key = torch.arange(lo + tile.columns.start, lo + tile.columns.stop, device=q.device)
             found.masked_fill_(query[:, None] < key, -math.inf)
         return found
 
@@ -240,9 +238,10 @@ class _Attend(BlockFunction):
         with closing(scheme.blocks(torch.cat([k, v], -1))) as blocks:
             for place, block in blocks:
                 keys, values = _heads_of(block, q, kind).split([k.shape[-1], v.shape[-1]], -1)
-                for rows, columns in scheme.tiles(place, q):
+                for tile in scheme.tiles(place, q):
+                    rows = tile.rows
                     own = q[..., rows, :].to(kind) * scheme.scale
-                    weights = scheme.scores(own, keys[..., columns, :], mask, place, rows, columns)
+                    weights = scheme.scores(own, keys, mask, tile)
                     before = largest[..., rows, :]
                     after = torch.maximum(before, weights.amax(-1, keepdim=True))
                     shift = _finite(after)
@@ -250,9 +249,9 @@ class _Attend(BlockFunction):
                     fade = (before - shift).exp_()
                     total[..., rows, :] = total[..., rows, :] * fade + weights.sum(-1, keepdim=True)
                     if scheme.dropout:
-                        weights *= scheme.kept(place, rows, columns, weights)
+                        weights *= scheme.kept(tile, weights)
                     result[..., rows, :] *= fade
-                    result[..., rows, :] += weights @ values[..., columns, :]
+                    result[..., rows, :] += weights @ values[..., tile.columns, :]
                     largest[..., rows, :] = after
         if scheme.keys is not None and not scheme.travels:
             result, largest, total = _sum_of_ranks(scheme, result, largest, total)
@@ -283,15 +282,16 @@ class _Attend(BlockFunction):
             keys, values = _heads_of(block, q, kind).split([k.shape[-1], v.shape[-1]], -1)
             of_block = torch.zeros_like(_heads_of(block, q, kind))
             of_keys, of_values = of_block.split([k.shape[-1], v.shape[-1]], -1)
-            for rows, columns in scheme.tiles(place, q):
+            for tile in scheme.tiles(place, q):
+                rows, columns = tile.rows, tile.columns
                 own = q[..., rows, :].to(kind) * scheme.scale
-                weights = scheme.scores(own, keys[..., columns, :], mask, place, rows, columns)
+                weights = scheme.scores(own, keys, mask, tile)
                 weights.sub_(log_total[..., rows, :]).exp_()
                 of_rows = gradient[..., rows, :].to(kind)
                 of_weights = of_rows @ values[..., columns, :].mT
                 kept = weights
                 if scheme.dropout:
-                    keep = scheme.kept(place, rows, columns, weights)
+                    keep = scheme.kept(tile, weights)
                     kept = weights * keep
                     of_weights *= keep
                 of_values[..., columns, :] += kept.mT @ of_rows
@@ -299,7 +299,7 @@ class _Attend(BlockFunction):
                 of_q[..., rows, :] += of_scores @ keys[..., columns, :]
                 of_keys[..., columns, :] += of_scores.mT @ own
                 if of_mask is not None:
-                    part = of_mask[scheme.mask_part(mask, place, rows, columns)]
+                    part = of_mask[scheme.mask_part(mask, tile)]
                     part += of_scores.sum_to_size(part.shape)
             if of_block.shape == block.shape:
                 return of_block
@@ -349,7 +349,7 @@ def _heads_of(block: torch.Tensor, q: torch.Tensor, kind: torch.dtype) -> torch.
     return block if times == 1 else block.repeat_interleave(times, -3)
 
 
-@register(F.scaled_dot_product_attention, family="attention", merged=True)
+@register(F.scaled_dot_product_attention, merged=True)
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -516,7 +516,7 @@ _PARAMETERS = tuple(name for name in _MULTI_HEAD.parameters if "proj_" in name) 
 _TOKENS = ("query", "key", "value", "key_padding_mask", "attn_mask")
 
 
-@register(F.multi_head_attention_forward, family="attention", merged=True)
+@register(F.multi_head_attention_forward, merged=True)
 def multi_head_attention_forward(
     *args: object, **kwargs: object
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -608,7 +608,7 @@ def _attend_with_weights(
     sequences: list[torch.Tensor] = [given[key] for key in ("query", "key", "value")]
     masks = [given["key_padding_mask"], given["attn_mask"]]
     check_whole_mask([*sequences, *masks], dropout, name)
-    _check_whole(sequences[0], name, 0 if given["is_causal"] else None, -1)
+    _check_whole(sequences[0], name, *([0] if given["is_causal"] else []), -1)
     for key in ("key", "value"):
         _check_whole(given[key], name, -1)
         given[key] = _with_all_tokens(given[key], name)
@@ -654,8 +654,7 @@ def _weights(y: torch.Tensor, block: torch.Tensor | None) -> torch.Tensor | None
 
 def _with_all_tokens(x: torch.Tensor, name: str) -> torch.Tensor:
     """Gathers keys or values along the tokens: every query sees all of them."""
-    cut = x.partition.cuts[0] if isinstance(x, Sharded) else None
-    if not isinstance(x, Sharded) or cut is None:
+    if not isinstance(x, Sharded) or (cut := x.partition.cuts[0]) is None:
         return x
     log_once(
         x.grid,
@@ -668,8 +667,7 @@ def _with_all_tokens(x: torch.Tensor, name: str) -> torch.Tensor:
     return gather(x, cut.axis)
 
 
-def _check_whole(x: torch.Tensor, name: str, *dims: int | None) -> None:
+def _check_whole(x: torch.Tensor, name: str, *dims: int) -> None:
     """Refuses a tensor that is cut along one of ``dims``."""
-    for dim in dims:
-        if dim is not None and isinstance(x, Sharded):
-            check_uncut(x, (dim % x.dim(),), f"{name} needs the whole of")
+    if isinstance(x, Sharded):
+        check_uncut(x, [dim % x.dim() for dim in dims], f"{name} needs the whole of")

@@ -282,7 +282,7 @@ class _Hooks:
         return self.run(functools.partial(hook, module), after, self.outputs)
 
 
-@register(torch.Tensor.register_hook, family="autograd", merged=True)
+@register(torch.Tensor.register_hook, merged=True)
 def register_hook(self: Sharded, hook: Callable[[Any], Any]) -> Any:
     """Shows the hook the serial gradient, cut like the tensor, which it may replace."""
     self.check_on_path("register_hook")
@@ -334,7 +334,7 @@ wrap_while_cut(BackwardHook, "setup_input_hook", _knowing("inputs"))
 wrap_while_cut(BackwardHook, "setup_output_hook", _knowing("outputs"))
 
 
-@register(torch.autograd.backward, family="autograd")
+@register(torch.autograd.backward)
 def backward(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     grad_tensors: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
@@ -374,7 +374,7 @@ def backward(
         torch.autograd.backward(blocks, given, *args, **kwargs)  # type: ignore[arg-type]
 
 
-@register(torch.Tensor.backward, family="autograd")
+@register(torch.Tensor.backward)
 def backward_of(
     self: torch.Tensor,
     gradient: torch.Tensor | None = None,
@@ -387,7 +387,7 @@ def backward_of(
     backward(self, gradient, retain_graph, create_graph, inputs=several)
 
 
-@register(torch.autograd.grad, family="autograd")
+@register(torch.autograd.grad)
 def grad(
     outputs: torch.Tensor | Sequence[torch.Tensor],
     inputs: torch.Tensor | Sequence[torch.Tensor],

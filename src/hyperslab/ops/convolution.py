@@ -28,7 +28,6 @@ from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cover, Interval, Partition, TransposedWindow, Window
 from hyperslab.kernels import registry
 from hyperslab.kernels.conv import (
-    ConvPasses,
     Gradients,
     LocalConv,
     RecomputedInput,
@@ -85,14 +84,15 @@ from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvSpec(ConvPasses):
+class ConvSpec:
     """One rank's share of a convolution or a transposed one: the exchange, the buffer, the op.
 
     ``box``: what the buffer spans: what the plan brings, and zeros beside it, where the op could
-    not pad or crop its result otherwise. ``padding``: what is left to the op that runs on the
-    buffer. The ``options`` of a transposed convolution have its output padding there, too.
+    not pad or crop its result otherwise. ``options``: of the op that runs on the buffer, with the
+    padding that is left to it; of a transposed convolution with its output padding there, too.
     """
 
+    options: ConvOptions
     name: str
     plan: ExchangePlan
     box: Box
@@ -161,7 +161,7 @@ class BufferConv(BlockFunction):
         ctx.save_for_backward(weight, *kept, *halos)
         ctx.kept = len(kept)
         ctx.padded = padded and padded.empty()
-        return conv_forward(buffer, weight, bias, spec.options, spec.padding, kernels)
+        return conv_forward(buffer, weight, bias, spec.options, kernels)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -169,17 +169,14 @@ class BufferConv(BlockFunction):
         weight, *saved = ctx.saved_tensors
         kept = tuple(saved[: ctx.kept])
         halos = saved[ctx.kept :]
-        needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
-            x = ctx.value(kept)
-            weight = weight_with_graph(ctx, weight)
-            dx, dw, db = backward_with_graph(gradient, x, weight, spec, needs)
-            return dx, gradient_of_taken(ctx, dw), db, *[None] * 5
+            return *backward_with_graph(ctx, gradient, ctx.value(kept), weight), *[None] * 5
+        needs = list(ctx.needs_input_grad[:3])
         if ctx.has_buffer:
             (buffer,) = halos
         else:
             buffer = _fill_buffer(ctx.value(kept, ctx.padded), halos, spec, ctx.padded)
-        how = (spec.options, spec.padding, needs, ctx.kernels, ctx.taken is not None)
+        how = (spec.options, needs, ctx.kernels, ctx.taken is not None)
         whole, dw, db = conv_backward(gradient, buffer, weight, *how)
         del buffer
         dw = gradient_of_taken(ctx, dw)
@@ -190,16 +187,14 @@ class BufferConv(BlockFunction):
 
 
 def backward_with_graph(
-    gradient: torch.Tensor,
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    spec: ConvSpec,
-    needs: Sequence[bool],
+    ctx: Any, gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor
 ) -> Gradients:
     """Gradients of block, weight and bias out of operators that can be differentiated again.
 
     For ``create_graph=True``. The halo is fetched once more: the saved one has no history.
     """
+    spec: ConvSpec = ctx.spec
+    weight = weight_with_graph(ctx, weight)
     buffer = exchange.fetch(x, spec.plan, what=spec.name)
     wanted = spec.plan.wanted
     box = spec.box
@@ -207,12 +202,11 @@ def backward_with_graph(
     after = [b - a for a, b in zip(wanted.hi, box.hi, strict=True)]
     margins = [m for ends in zip(reversed(before), reversed(after), strict=True) for m in ends]
     buffer = F.pad(buffer, margins) if any(margins) else buffer
-    whole, dw, db = conv_backward(
-        gradient, buffer, weight, spec.options, spec.padding, needs, "torch"
-    )
-    if whole is None:
-        return None, dw, db
-    return exchange.give_back(whole[wanted.slices(box)], spec.plan, what=spec.name), dw, db
+    needs = ctx.needs_input_grad[:3]
+    dx, dw, db = conv_backward(gradient, buffer, weight, spec.options, needs, "torch")
+    if dx is not None:
+        dx = exchange.give_back(dx[wanted.slices(box)], spec.plan, what=spec.name)
+    return dx, gradient_of_taken(ctx, dw), db
 
 
 def _fill_buffer(
@@ -260,11 +254,11 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Slab:
-    """A part of the halo: where it lies, how it is padded, which outputs it touches."""
+    """A part of the halo: where it lies, how it is convolved, which outputs it touches."""
 
     dim: int  # tensor dim across which it lies
     box: Box
-    padding: tuple[int, ...]
+    options: ConvOptions
     outputs: tuple[Plane, ...]
 
 
@@ -290,11 +284,16 @@ def thin(plan: ExchangePlan) -> bool:
 
 
 def slabs_of(
-    plan: ExchangePlan, windows: Sequence[Window], covered: Sequence[bool], out: Box
+    plan: ExchangePlan,
+    windows: Sequence[Window],
+    options: ConvOptions,
+    covered: Sequence[bool],
+    out: Box,
 ) -> tuple[Slab, ...]:
     """Return the slabs that tile this rank's halo inside the volume.
 
-    ``covered``: whether the plan's wanted box spans a spatial dim with its halo and its padding.
+    ``options``: of the convolution of the block. ``covered``: whether the plan's wanted box spans a
+    spatial dim with its halo and its padding.
     """
     own = plan.own
     held = [own, *(t.box for t in plan.receives)]  # the wanted box without the padding
@@ -311,8 +310,9 @@ def slabs_of(
                     0 if d == dim or (d > dim and covered[d - 2]) else window.before
                     for d, window in enumerate(windows, start=2)
                 ]
+                own_options = options._replace(padding=tuple(padding))
                 planes = _touched(windows[dim - 2], (lo, hi), out.interval(dim))
-                slabs.append(Slab(dim, Box.of(intervals), tuple(padding), planes))
+                slabs.append(Slab(dim, Box.of(intervals), own_options, planes))
     return tuple(slabs)
 
 
@@ -345,7 +345,7 @@ class SlabConv(BlockFunction):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         spec: ConvSpec,
-        padding: tuple[int, ...],
+        options: ConvOptions,
         slabs: tuple[Slab, ...],
         kernels: Kernels,
         source: RecomputedInput | None,
@@ -353,22 +353,16 @@ class SlabConv(BlockFunction):
     ) -> torch.Tensor:
         weight = take_weight(ctx, weight, taken)
         with completing(exchange.start(x, spec.plan, spec.name)) as pending:
-            y = conv_forward(x, weight, bias, spec.options, padding, kernels)
+            y = conv_forward(x, weight, bias, options, kernels)
         halos = _fill_slabs(x, pending.wait(), spec, slabs)
         for slab, halo in zip(slabs, halos, strict=True):
             for plane in slab.outputs:
-                part = conv_forward(
-                    _planes(halo, slab, plane, spec),
-                    _taps(weight, slab, plane),
-                    None,
-                    spec.options,
-                    slab.padding,
-                    kernels,
-                )
+                operands = _planes(halo, slab, plane), _taps(weight, slab, plane)
+                part = conv_forward(*operands, None, slab.options, kernels)
                 y.narrow(slab.dim, plane.output, 1).add_(part)
         kept, ctx.value = saved_input(x, source)
         ctx.spec = spec
-        ctx.padding = padding
+        ctx.options = options
         ctx.slabs = slabs
         ctx.kernels = kernels
         ctx.save_for_backward(weight, *halos, *kept)
@@ -382,13 +376,11 @@ class SlabConv(BlockFunction):
         weight, *saved = ctx.saved_tensors
         halos = saved[: len(slabs)]
         x = ctx.value(tuple(saved[len(slabs) :]))
-        needs = list(ctx.needs_input_grad[:3])
         if torch.is_grad_enabled():
-            weight = weight_with_graph(ctx, weight)
-            dx, dw, db = backward_with_graph(gradient, x, weight, spec, needs)
-            return dx, gradient_of_taken(ctx, dw), db, *[None] * 6
+            return *backward_with_graph(ctx, gradient, x, weight), *[None] * 6
+        needs = list(ctx.needs_input_grad[:3])
         grads = [
-            _slab_backward(gradient, halo, weight, spec, slab, needs, kernels)
+            _slab_backward(gradient, halo, weight, slab, needs, kernels)
             for slab, halo in zip(slabs, halos, strict=True)
         ]
         pending = None
@@ -397,7 +389,7 @@ class SlabConv(BlockFunction):
             pieces = _pieces_of_slabs(dhalos, spec, slabs)
             pending = exchange.start_adjoint(pieces, gradient, spec.plan, spec.name)
         with nullcontext() if pending is None else completing(pending):
-            how = (spec.options, ctx.padding, needs, kernels, ctx.taken is not None)
+            how = (ctx.options, needs, kernels, ctx.taken is not None)
             dx, dw, db = conv_backward(gradient, x, weight, *how)
         if dw is not None:
             for slab, (_, taps) in zip(slabs, grads, strict=True):
@@ -408,8 +400,8 @@ class SlabConv(BlockFunction):
         return dx, gradient_of_taken(ctx, dw), db, *[None] * 6
 
 
-def _planes(halo: torch.Tensor, slab: Slab, plane: Plane, spec: ConvSpec) -> torch.Tensor:
-    step = spec.options.dilation[slab.dim - 2]
+def _planes(halo: torch.Tensor, slab: Slab, plane: Plane) -> torch.Tensor:
+    step = slab.options.dilation[slab.dim - 2]
     return halo.narrow(slab.dim, plane.first, (plane.planes - 1) * step + 1)
 
 
@@ -438,7 +430,6 @@ def _slab_backward(
     gradient: torch.Tensor,
     halo: torch.Tensor,
     weight: torch.Tensor,
-    spec: ConvSpec,
     slab: Slab,
     needs: Sequence[bool],
     kernels: Kernels,
@@ -449,19 +440,13 @@ def _slab_backward(
     taps = []
     for plane in slab.outputs:
         out = gradient.narrow(slab.dim, plane.output, 1)
-        dx, dw, _ = conv_backward(
-            out,
-            _planes(halo, slab, plane, spec),
-            _taps(weight, slab, plane),
-            spec.options,
-            slab.padding,
-            [needs[0], needs[1], False],
-            kernels,
-        )
+        x, weights = _planes(halo, slab, plane), _taps(weight, slab, plane)
+        wanted = [needs[0], needs[1], False]
+        dx, dw, _ = conv_backward(out, x, weights, slab.options, wanted, kernels)
         if dhalo is None:
             dhalo = dx
         elif dx is not None:
-            _planes(dhalo, slab, plane, spec).add_(dx)
+            _planes(dhalo, slab, plane).add_(dx)
         if dw is not None:
             taps.append(dw)
     return dhalo, taps
@@ -520,16 +505,15 @@ def _check_numbers(*options: PerDim | str) -> None:
 class ConvLayout:
     """One rank's geometry of a convolution; made once per (partition, weight shape, options).
 
-    ``padding`` and ``margins`` are for torch's own convolution of the block, where nothing is cut
-    in space: what both ends of a dim share, and what one end has more, as ``F.pad`` takes it.
-    ``largest`` counts the elements of a rank's largest block, input or output.
+    ``options`` and ``margins`` are for the convolution of the block, where nothing is cut in space:
+    their padding is what both ends of a dim share, and ``margins`` what one end has more, as
+    ``F.pad`` takes it. ``largest`` counts the elements of a rank's largest block, input or output.
     """
 
     input: Partition  # the input's, after gathering axes for which the output is too thin
     output: Partition
     windows: tuple[Window, ...]
     options: ConvOptions
-    padding: tuple[int, ...]
     margins: tuple[int, ...]
     largest: int
     spec: ConvSpec | None  # None: nothing is cut in space
@@ -551,39 +535,35 @@ def lay_out_conv(
     """Return where the outputs of a convolution lie and what they read."""
     _check_numbers(stride, padding, dilation, groups)
     windows = windows_of(shape, stride, padding, dilation)
-    options = ConvOptions(
-        stride=tuple(w.stride for w in windows),
-        dilation=tuple(w.dilation for w in windows),
-        groups=groups,
-    )
+    shared = tuple(min(w.before, w.after) for w in windows)
+    steps, gaps = tuple(w.stride for w in windows), tuple(w.dilation for w in windows)
+    options = ConvOptions(steps, shared, gaps, groups)
     name = f"conv{len(windows)}d"
     extents = [w.outputs(e) for w, e in zip(windows, x.shape[2:], strict=True)]
     x, cuts = placement(x, grid, windows, extents, name)
     output = output_partition(x, shape[0], extents, cuts)
-    shared = tuple(min(w.before, w.after) for w in windows)
     margins: tuple[int, ...] = ()
     if any(w.before != w.after for w in windows):
         ends = [(w.before - s, w.after - s) for w, s in zip(windows, shared, strict=True)]
         margins = tuple(end for pair in reversed(ends) for end in pair)
     largest = _largest(x, output)
     if not any(cuts):
-        return ConvLayout(x, output, windows, options, shared, margins, largest, None, None)
+        return ConvLayout(x, output, windows, options, margins, largest, None, None)
     covered = [c is not None or w.before != w.after for c, w in zip(cuts, windows, strict=True)]
     plan = plan_exchange(x, read_cover(x, windows, cuts, extents, covered), grid)
+    left = tuple(0 if c else w.before for c, w in zip(covered, windows, strict=True))
     spec = ConvSpec(
         name=f"the halo exchange of {name} {tuple(shape)}",
         plan=plan,
         box=plan.wanted,
-        options=options,
-        padding=tuple(0 if c else w.before for c, w in zip(covered, windows, strict=True)),
+        options=options._replace(padding=left),
     )
     out = output.box(grid.coords)
     slabs = None
     if aligned(windows, plan.own, out) and not thin(plan):
-        slabs = slabs_of(plan, windows, covered, out)
+        slabs = slabs_of(plan, windows, options, covered, out)
     halo_planes = _planes_beside(plan.own, plan.wanted)
-    block = (options, shared, margins, largest)
-    return ConvLayout(x, output, windows, *block, spec, slabs, halo_planes)
+    return ConvLayout(x, output, windows, options, margins, largest, spec, slabs, halo_planes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -667,7 +647,7 @@ def _planes_beside(own: Box, box: Box) -> tuple[int, int] | None:
     return (before, after) if fits and same else None
 
 
-@register_each(F.conv1d, F.conv2d, F.conv3d, family="convolution", lazy=True, merged=True)
+@register_each(F.conv1d, F.conv2d, F.conv3d, lazy=True, merged=True)
 @with_batch
 def convolve(
     operator: Operator,
@@ -802,13 +782,13 @@ def _convolve_at_once(
     last = serial_is_last(x, block, weight, layout.options, dtype)
     if block.dtype != dtype:
         block = block.to(dtype)
-    padding = layout.padding
+    options = layout.options
     if spec is not None:
-        padding = spec.padding
+        options = spec.options
         block = exchange.fetch(block, spec.plan, what=spec.name)
     elif layout.margins:
         block = F.pad(block, layout.margins)
-    y = convolve_by_torch(block, weight, bias, layout.options, padding, policy.kernels)
+    y = convolve_by_torch(block, weight, bias, options, policy.kernels)
     return x.like(y, layout.output, fresh=True, reordered=not last)
 
 
@@ -854,16 +834,16 @@ def _convolve_block(
         block = input_in_channels_last(x, dtype, padded)
     spec = layout.spec
     if spec is None:
-        given = (layout.options, layout.padding, layout.margins, kernels, source, taken)
+        given = (layout.options, layout.margins, kernels, source, taken)
         return differentiable_conv(block, weight, bias, *given)
     if padded is not None and padded.buffer is not None:
         return BufferConv.apply(block, weight, bias, spec, kernels, source, padded, taken)
     if block is not x and not block.requires_grad:  # nobody else keeps a copy of it
         block = exchange.fetch(block, spec.plan, what=spec.name)  # in its place: it is freed
-        return LocalConv.apply(block, weight, bias, spec, kernels, None, taken)
+        return LocalConv.apply(block, weight, bias, spec.options, kernels, None, taken)
     if layout.slabs is None:
         return BufferConv.apply(block, weight, bias, spec, kernels, source, None, taken)
-    slabs = (layout.padding, layout.slabs)
+    slabs = (layout.options, layout.slabs)
     return SlabConv.apply(block, weight, bias, spec, *slabs, kernels, source, taken)
 
 
@@ -918,8 +898,7 @@ def _slab_geometry(x: Sharded, weight: torch.Tensor, layout: ConvLayout) -> Slab
         wanted=cover.box(x.grid.coords),
         out=output.box(x.grid.coords),
         window=windows[0],
-        options=layout.options,
-        padding=left,
+        options=layout.options._replace(padding=left),
         kernels=kernels,
         dtype=dtype,
         plane=plane,
@@ -1007,11 +986,11 @@ def lay_out_conv_transpose(
         box=Box.of([own.interval(0), own.interval(1), *(crop.inputs for crop in crops)]),
         options=ConvOptions(
             stride=tuple(w.stride for w in windows),
+            padding=tuple(crop.padding for crop in crops),
             dilation=tuple(w.dilation for w in windows),
             groups=groups,
             output_padding=tuple(crop.extra for crop in crops),
         ),
-        padding=tuple(crop.padding for crop in crops),
     )
     return ConvTransposeLayout(x, output, _largest(x, output), spec, windows)
 
@@ -1020,7 +999,7 @@ def _largest(*partitions: Partition) -> int:
     return max(math.prod(largest_block(part)) for part in partitions)
 
 
-@register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d, family="convolution")
+@register_each(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 @with_batch
 def convolve_transposed(
     operator: Operator,
@@ -1070,13 +1049,14 @@ def convolve_transposed(
     dtype = lowered(block.dtype, autocast)
     last = serial_is_last(x, block, weight, spec.options, dtype)
     block = conv_input(block if block.dtype == dtype else block.to(dtype), weight, kernels)
-    apply = LocalConv.apply if spec.local else BufferConv.apply
 
     def run(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        if not spec.local and waits_for_host(x, layout.largest):
+        if spec.local:
+            return LocalConv.apply(x, weight, bias, spec.options, kernels, None)
+        if waits_for_host(x, layout.largest):
             whole = exchange.fetch(x, spec.plan, box=spec.box, what=spec.name)
-            return convolve_by_torch(whole, weight, bias, spec.options, spec.padding, kernels)
-        return apply(x, weight, bias, spec, kernels, None)
+            return convolve_by_torch(whole, weight, bias, spec.options, kernels)
+        return BufferConv.apply(x, weight, bias, spec, kernels, None)
 
     wide = is_wide(layout.output, block.dtype, x.policy.slab)
     if wide and (x.private or not block.is_inference()):

@@ -27,14 +27,14 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, log_once, per_grid, plan_exchange
-from hyperslab.comm.exchange import fetch
+from hyperslab.comm import Grid, fetch, log_once, per_grid, plan_exchange
 from hyperslab.errors import CommError, LayoutError
 from hyperslab.geometry import Cover, Cut, Partition
 from hyperslab.kernels.random_bits import draw_seed, least_kept, scale_of, uniform_bits
 from hyperslab.kernels.registry import device_kind
 from hyperslab.ops.fusion import FusedEpilogue, begin_epilogue, epilogue_result, is_launch_bound
 from hyperslab.ops.operands import (
+    check_cut,
     check_only_reference_of_part,
     check_writable,
     common_partition,
@@ -323,7 +323,7 @@ def _inplace_position(function: Operator) -> int:
         return sys.maxsize
 
 
-@register(torch.Tensor.to, torch.Tensor.type_as, family="elementwise", merged=True)
+@register(torch.Tensor.to, torch.Tensor.type_as, merged=True)
 def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Converts to another dtype, device or memory format, or to those of another tensor."""
     other = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
@@ -397,7 +397,7 @@ def _variable(original: Operator) -> Operator:
 wrap_while_cut(torch.autograd.Variable, "__new__", _variable)
 
 
-@register(torch.Tensor.type, family="elementwise", merged=True)
+@register(torch.Tensor.type, merged=True)
 def to_type(
     self: Sharded, dtype: torch.dtype | str | None = None, non_blocking: bool = False
 ) -> Sharded | str:
@@ -407,7 +407,7 @@ def to_type(
     return _alias_of(torch.Tensor.type, self, dtype, non_blocking)
 
 
-@register(torch.Tensor.contiguous, family="elementwise", merged=True)
+@register(torch.Tensor.contiguous, merged=True)
 def contiguous(
     self: Sharded, memory_format: torch.memory_format = torch.contiguous_format
 ) -> Sharded:
@@ -424,34 +424,34 @@ def contiguous(
 
 for _name in POINTWISE:
     for _form in (*overloads_of(_name), *overloads_of(f"{_name}_")):
-        register(_form, family="elementwise", merged=True)(_pointwise_rule(_form))
+        register(_form, merged=True)(_pointwise_rule(_form))
 for _name in POINTWISE_METHODS:
     _method = getattr(torch.Tensor, _name, None)
     if callable(_method):
-        register(_method, family="elementwise", merged=True)(_pointwise_rule(_method))
+        register(_method, merged=True)(_pointwise_rule(_method))
 
 
-@register(torch.detach_, torch.Tensor.detach_, family="elementwise", merged=True)
+@register(torch.detach_, torch.Tensor.detach_, merged=True)
 def detach_(input: Sharded) -> Sharded:
     """Takes the tensor out of its graph; torch itself detaches no view in place."""
     input.replace_storage(input.block.detach())
     return input
 
 
-@register(torch.frexp, torch.Tensor.frexp, family="elementwise", merged=True)
+@register(torch.frexp, torch.Tensor.frexp, merged=True)
 def frexp(input: Sharded) -> Any:
     """Runs block by block; returns mantissas and exponents."""
     mantissa, exponent = torch.frexp(input.block)
     return torch.return_types.frexp((input.like(mantissa), input.like(exponent)))
 
 
-@register(F.relu, torch.relu, torch.Tensor.relu, family="elementwise", lazy=True, merged=True)
+@register(F.relu, torch.relu, torch.Tensor.relu, lazy=True, merged=True)
 def relu(input: Sharded, inplace: bool = False) -> Sharded:
     """Runs block by block, in one pass with a normalisation before and a pooling after it."""
     return _activated(F.relu, input, 0.0, {"inplace": inplace})
 
 
-@register(F.leaky_relu, family="elementwise", lazy=True, merged=True)
+@register(F.leaky_relu, lazy=True, merged=True)
 def leaky_relu(input: Sharded, negative_slope: float = 0.01, inplace: bool = False) -> Sharded:
     """Runs block by block, in one pass with a normalisation before and a pooling after it."""
     options = {"negative_slope": negative_slope, "inplace": inplace}
@@ -501,15 +501,14 @@ def _joined_in_place(x: Sharded, slope: float) -> bool:
     return True
 
 
-@register(F.prelu, torch.prelu, torch.Tensor.prelu, family="elementwise")
+@register(F.prelu, torch.prelu, torch.Tensor.prelu)
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> Sharded:
     """Takes one slope, or one for each channel; channels become whole if they are cut."""
-    if not isinstance(input, Sharded) or isinstance(weight, Sharded):
-        raise LayoutError("prelu: the input is cut, the slopes are an ordinary tensor")
-    if weight.numel() != 1 and input.dim() > 1:
-        input = with_whole(input, (1,), "prelu")
-    run = _PReLU.apply if device_kind(input) == "cpu" else torch.prelu
-    return input.like(run(input.block, weight), fresh=True)
+    x = check_cut("prelu", input, weight)
+    if weight.numel() != 1 and x.dim() > 1:
+        x = with_whole(x, (1,), "prelu")
+    run = _PReLU.apply if device_kind(x) == "cpu" else torch.prelu
+    return x.like(run(x.block, weight), fresh=True)
 
 
 class _PReLU(BlockFunction):
@@ -542,7 +541,7 @@ class _PReLU(BlockFunction):
         return dx, (below * x.clamp(max=0)).sum_to_size(slopes.shape).view_as(weight)
 
 
-@register(F.glu, family="elementwise", dims=["dim"])
+@register(F.glu, dims=["dim"])
 def glu(input: Sharded, dim: int = -1) -> Sharded:
     """Splits a dim in halves; the dim becomes whole if it is cut."""
     input = with_whole(input, (dim,), "glu")
@@ -550,7 +549,7 @@ def glu(input: Sharded, dim: int = -1) -> Sharded:
     return input.like(block, input.partition.with_dim(dim, block.shape[dim], None))
 
 
-@register(torch.diff, torch.Tensor.diff, family="elementwise", dims=["dim"])
+@register(torch.diff, torch.Tensor.diff, dims=["dim"])
 def diff(
     input: torch.Tensor,
     n: int = 1,
@@ -579,7 +578,7 @@ def diff(
     return x
 
 
-@register(torch.gradient, family="elementwise")
+@register(torch.gradient)
 def gradient(
     input: Sharded,
     *,
@@ -628,39 +627,24 @@ def _slope(x: Sharded, dim: int, distance: float, order: int) -> Sharded:
     return x.like(slope.narrow(dim, lo - plan.wanted.lo[dim], hi - lo), fresh=True)
 
 
-@register(torch.bucketize, family="elementwise")
-def bucketize(
-    input: Sharded, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
-) -> Sharded:
-    """Runs block by block; the boundaries are an ordinary tensor."""
-    if isinstance(boundaries, Sharded) or not isinstance(input, Sharded):
-        raise LayoutError("bucketize: the input is cut, the boundaries are an ordinary tensor")
-    return input.like(torch.bucketize(input.local, boundaries, out_int32=out_int32, right=right))
+@register_each(
+    {
+        torch.bucketize: "Runs block by block; the boundaries are an ordinary tensor.",
+        torch.isin: "Runs block by block; "
+        "the values that are looked for are an ordinary tensor or a number.",
+        torch.fake_quantize_per_tensor_affine: "Runs block by block; "
+        "scale and zero point are numbers or ordinary tensors.",
+    }
+)
+def with_ordinary(operator: Operator, *given: Any, **named: Any) -> Sharded:
+    """Runs block by block; all operands but the first are ordinary."""
+    names = [name for name in ("input", "elements") if name in named]
+    first, *others = (*(named.pop(name) for name in names), *given)
+    x = check_cut(operator.__name__, first, *others, *named.values())
+    return x.like(operator(x.local, *others, **named))
 
 
-@register(torch.isin, family="elementwise")
-def isin(elements: torch.Tensor, *values: Any, **options: Any) -> Sharded:
-    """Runs block by block; the values that are looked for are an ordinary tensor or a number."""
-    sought = (*values, *options.values())
-    if not isinstance(elements, Sharded) or any(isinstance(value, Sharded) for value in sought):
-        raise LayoutError("isin: the elements are cut, what is looked for is an ordinary tensor")
-    return elements.like(torch.isin(elements.block, *values, **options), fresh=True)
-
-
-@register(torch.fake_quantize_per_tensor_affine, family="elementwise")
-def fake_quantize(input: Sharded, *how: Any, **named: Any) -> Sharded:
-    """Runs block by block; scale and zero point are numbers or ordinary tensors."""
-    if not isinstance(input, Sharded) or any(
-        isinstance(value, Sharded) for value in (*how, *named.values())
-    ):
-        raise LayoutError(
-            "fake_quantize_per_tensor_affine: the input is cut, the scale and the zero point are "
-            f"ordinary tensors\n{describe([input, *how, *named.values()])}    use .full() of them"
-        )
-    return input.like(torch.fake_quantize_per_tensor_affine(input.block, *how, **named), fresh=True)
-
-
-@register(torch.fake_quantize_per_channel_affine, family="elementwise", dims=["axis"])
+@register(torch.fake_quantize_per_channel_affine, dims=["axis"])
 def fake_quantize_channels(
     input: Sharded,
     scale: torch.Tensor,
@@ -671,18 +655,13 @@ def fake_quantize_channels(
 ) -> Sharded:
     """Runs block by block; the dim that has a scale for each element becomes whole."""
     name = "fake_quantize_per_channel_affine"
-    if not isinstance(input, Sharded):
-        raise LayoutError(
-            f"{name}: the scales are cut and the input is not\n"
-            f"{describe([input, scale, zero_point])}    use .full() of them"
-        )
     scale, zero_point = (whole_of(t, f"the scales of {name}") for t in (scale, zero_point))
-    input = with_whole(input, (axis,), name)
+    input = with_whole(check_cut(name, input), (axis,), name)
     how = (scale, zero_point, axis, quant_min, quant_max)
     return input.like(torch.fake_quantize_per_channel_affine(input.block, *how), fresh=True)
 
 
-@register(torch.trapezoid, torch.trapz, family="elementwise", dims=["dim"])
+@register(torch.trapezoid, torch.trapz, dims=["dim"])
 def trapezoid(
     y: torch.Tensor, x: torch.Tensor | None = None, *, dx: float = 1, dim: int = -1
 ) -> torch.Tensor:
@@ -795,7 +774,6 @@ def check_whole_mask(tensors: Sequence[torch.Tensor | None], p: float, name: str
         ): "Draws one global mask, the same on every grid; torch's own for a contiguous matrix.",
         torch.dropout_: "Does the same in place.",
     },
-    family="elementwise",
     merged=True,
 )
 def dropout(
@@ -823,7 +801,7 @@ BATCHED_DIMS = {
 }
 
 
-@register_each(*BATCHED_DIMS, family="elementwise")
+@register_each(*BATCHED_DIMS)
 def feature_dropout(
     operator: Operator,
     input: Sharded,
@@ -852,7 +830,7 @@ def drops_anything(p: float, training: bool) -> bool:
     return training and p > 0.0
 
 
-@register_each("new_zeros", "new_ones", "new_empty", family="elementwise")
+@register_each("new_zeros", "new_ones", "new_empty")
 def new_constant(
     operator: Operator,
     self: Sharded,
@@ -873,13 +851,13 @@ def new_constant(
     return torch.Tensor.requires_grad_(y, requires_grad)
 
 
-@register(torch.Tensor.new_full, family="elementwise")
+@register(torch.Tensor.new_full)
 def new_full(self: Sharded, size: Sequence[int], fill_value: float, **options: Any) -> torch.Tensor:
     """Is cut as x if the shape has x's extents in the cut dims; else an ordinary tensor."""
     return new_constant(torch.Tensor.new_full, self, size=size, fill_value=fill_value, **options)
 
 
-@register(torch.Tensor.new_tensor, family="elementwise")
+@register(torch.Tensor.new_tensor)
 def new_tensor(self: torch.Tensor, data: object, **options: Any) -> torch.Tensor:
     """Makes an ordinary tensor, equal on all ranks."""
     if isinstance(data, Sharded) or not isinstance(self, Sharded):
@@ -887,13 +865,13 @@ def new_tensor(self: torch.Tensor, data: object, **options: Any) -> torch.Tensor
     return self.local.new_tensor(data, **options)
 
 
-@register(torch.empty_like, family="elementwise")
+@register(torch.empty_like)
 def empty_like(input: Sharded, **options: object) -> Sharded:
     """Is cut as the other; its values are arbitrary."""
     return apply_pointwise(torch.empty_like, (input,), options)
 
 
-@register_each("rand_like", "randn_like", family="elementwise")
+@register_each("rand_like", "randn_like")
 def random_like(
     operator: Operator,
     input: Sharded,
@@ -964,7 +942,7 @@ def _check_generator(generator: torch.Generator | None, name: str) -> None:
         )
 
 
-@register(torch.bernoulli, torch.Tensor.bernoulli, family="elementwise")
+@register(torch.bernoulli, torch.Tensor.bernoulli)
 def bernoulli(
     input: Sharded, p: float | None = None, *, generator: torch.Generator | None = None
 ) -> Sharded:
@@ -1016,7 +994,7 @@ _DRAWS: Mapping[str, tuple[Mapping[str, float], Operator]] = {
 """Lists the arguments of operators that draw in place, and what draws a block."""
 
 
-@register_each(*_DRAWS, family="elementwise")
+@register_each(*_DRAWS)
 def draw_in_place(
     operator: Operator, self: Sharded, *given: Any, generator: Any = None, **named: Any
 ) -> Sharded:
@@ -1037,7 +1015,7 @@ SELU_LIMIT = 1.7580993408473766
 """Replaces dropped values, negated, before all are scaled: the limit of SELU (section 2)."""
 
 
-@register_each("alpha_dropout", "feature_alpha_dropout", family="elementwise")
+@register_each("alpha_dropout", "feature_alpha_dropout")
 def alpha_dropout(
     operator: Operator,
     input: Sharded,

@@ -77,9 +77,7 @@ KINDS = {
 }
 
 
-@register_each(
-    *(getattr(torch.fft, kind) for kind in KINDS), family="fourier", dims=["dim"], lazy=True
-)
+@register_each(*(getattr(torch.fft, kind) for kind in KINDS), dims=["dim"], lazy=True)
 def one_dim(
     operator: Operator,
     input: Sharded,
@@ -95,7 +93,6 @@ def one_dim(
 
 @register_each(
     *(getattr(torch.fft, f"{kind}{dims}") for kind in KINDS for dims in "2n"),
-    family="fourier",
     dims=["dim"],
     lazy=True,
 )
@@ -221,7 +218,7 @@ def _kind(operator: Operator) -> FourierKind:
     return KINDS[name] if name in KINDS else KINDS[name[:-1]]
 
 
-@register_each(torch.fft.fftshift, torch.fft.ifftshift, family="fourier", dims=["dim"], lazy=True)
+@register_each(torch.fft.fftshift, torch.fft.ifftshift, dims=["dim"], lazy=True)
 def shift(operator: Operator, input: Sharded, dim: int | tuple[int, ...] | None = None) -> Sharded:
     """Shifts any dims; along cut dims as roll."""
     dims = (dim,) if isinstance(dim, int) else tuple(range(input.dim())) if dim is None else dim
@@ -241,14 +238,14 @@ def shift(operator: Operator, input: Sharded, dim: int | tuple[int, ...] | None 
     return input
 
 
-@register(torch.view_as_real, family="fourier")
+@register(torch.view_as_real)
 def view_as_real(input: Sharded) -> Sharded:
     """Is a view, with real and imaginary part as a new last dim."""
     block = torch.view_as_real(input.local)
     return input.like(block, Partition((*input.shape, 2), (*input.partition.cuts, None)))
 
 
-@register(torch.view_as_complex, family="fourier")
+@register(torch.view_as_complex)
 def view_as_complex(input: Sharded) -> Sharded:
     """Is a view, with a last dim of 2 that is not cut."""
     check_uncut(input, (input.dim() - 1,), "view_as_complex needs all of")
@@ -270,7 +267,7 @@ def _complex_overloads(name: str) -> tuple[Operator, Operator]:
     return getattr(torch, name), method.__get__ if attribute else method
 
 
-@register_each(*map(_complex_overloads, ("real", "imag", "conj", "resolve_conj")), family="fourier")
+@register_each(*map(_complex_overloads, ("real", "imag", "conj", "resolve_conj")))
 def complex_view(operator: Operator, input: Sharded, *_: object) -> Sharded:
     """Is a view of the block."""
     return input.like(operator(input.local))

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Communicator
-from hyperslab.comm.collectives import all_reduce_sum
+from hyperslab.comm import Communicator, all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.compile import TYPE_CODES

@@ -16,8 +16,7 @@ from typing import Any, TypeGuard
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, per_grid
-from hyperslab.comm.collectives import all_reduce_sum
+from hyperslab.comm import Grid, all_reduce_sum, per_grid
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
 from hyperslab.kernels.memory_format import accumulator
@@ -179,7 +178,7 @@ def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp
     )
 
 
-@register(torch.Tensor.__getitem__, family="indexing", lazy=True, merged=True)
+@register(torch.Tensor.__getitem__, lazy=True, merged=True)
 def getitem(self: torch.Tensor, index: object) -> Sharded:
     """Takes integers, slices, ... and None anywhere; positions, several and masks over uncut dims.
 
@@ -345,7 +344,7 @@ def _look_up(table: torch.Tensor, index: object) -> Sharded:
     return index.like(table[index.local], partition)
 
 
-@register(torch.Tensor.__setitem__, family="indexing", lazy=True)
+@register(torch.Tensor.__setitem__, lazy=True)
 def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> None:
     """Writes in place, each rank its own part; an ordinary tensor with cut values becomes cut."""
     for operand in (index, value):
@@ -490,7 +489,7 @@ def _deferred_zeros(like: Sharded, partition: Partition, dtype: torch.dtype) -> 
     return like.will_be(writes, partition)
 
 
-@register(torch.zeros_like, family="indexing", lazy=True, merged=True)
+@register(torch.zeros_like, lazy=True, merged=True)
 def zeros_like(input: Sharded, **options: object) -> Sharded:
     """Is cut as the other."""
     if can_wait(input) and input.is_complex() and not (options or input.partition.merged):
@@ -589,7 +588,7 @@ def cropped_to_index(x: torch.Tensor, index: torch.Tensor, dim: int, name: str) 
     return x[tuple(slice(0, spans[d].count) if d in spans else slice(None) for d in range(x.dim()))]
 
 
-@register(torch.gather, torch.Tensor.gather, family="indexing", dims=["dim"])
+@register(torch.gather, torch.Tensor.gather, dims=["dim"])
 def gather_along(
     input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False
 ) -> Sharded:
@@ -601,7 +600,7 @@ def gather_along(
     return like.like(torch.gather(blocks[0], dim, blocks[1]), Partition(tuple(index.shape), cuts))
 
 
-@register(torch.take_along_dim, torch.Tensor.take_along_dim, family="indexing", dims=["dim"])
+@register(torch.take_along_dim, torch.Tensor.take_along_dim, dims=["dim"])
 def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> Sharded:
     """Runs along a dim that is not cut; the other dims are broadcast."""
     if dim is None or input.dim() != indices.dim():
@@ -618,7 +617,7 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
     return gather_along(expanded(input, shape), dim, expanded(indices, shape))
 
 
-@register(torch.index_select, torch.Tensor.index_select, family="indexing", dims=["dim"])
+@register(torch.index_select, torch.Tensor.index_select, dims=["dim"])
 def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> Sharded:
     """Takes positions along a dim, which becomes whole if it is cut."""
     if not isinstance(input, Sharded):
@@ -632,7 +631,7 @@ def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> Sharded:
     return input.like(input.local.index_select(dim, index), partition)
 
 
-@register(F.embedding, family="indexing")
+@register(F.embedding)
 def embedding(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -653,7 +652,7 @@ def embedding(
     return input.like(rows, _with_last(input, weight.shape[1]))
 
 
-@register(F.one_hot, family="indexing")
+@register(F.one_hot)
 def one_hot(input: Sharded, num_classes: int = -1) -> Sharded:
     """Adds a last dim that is not cut; the number of classes must be given."""
     if num_classes < 1:
@@ -693,11 +692,7 @@ SUMS = {name: SCATTER_ARGUMENTS[name][0] for name in ("scatter_add", "index_add"
 
 
 @register_each(
-    *SCATTER_ARGUMENTS,
-    *(f"{name}_" for name in SCATTER_ARGUMENTS),
-    family="indexing",
-    dims=["dim"],
-    merged=True,
+    *SCATTER_ARGUMENTS, *(f"{name}_" for name in SCATTER_ARGUMENTS), dims=["dim"], merged=True
 )
 def write_along(
     operator: Operator,

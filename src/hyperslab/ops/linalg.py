@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -18,8 +18,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, all_reduce_sum, log_once, per_grid
-from hyperslab.comm.exchange import fetch
+from hyperslab.comm import Grid, all_reduce_sum, fetch, log_once, per_grid
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cut, Partition
 from hyperslab.ops.elementwise import apply_pointwise, check_whole_mask
@@ -226,25 +225,20 @@ def _labels_of_product(a: int, b: int) -> tuple[_Labels, tuple[DimLabel, ...]]:
 
 
 @register(
-    torch.matmul,
-    torch.Tensor.matmul,
-    torch.linalg.matmul,
-    torch.Tensor.__matmul__,
-    family="linalg",
-    merged=True,
+    torch.matmul, torch.Tensor.matmul, torch.linalg.matmul, torch.Tensor.__matmul__, merged=True
 )
 def matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Takes any cut dims; over a contracted cut dim the partial products are summed."""
     return matrix_product("matmul", input, other)
 
 
-@register(torch.Tensor.__rmatmul__, family="linalg", merged=True)
+@register(torch.Tensor.__rmatmul__, merged=True)
 def reversed_matmul(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Multiplies as matmul, the second by the first."""
     return matrix_product("matmul", other, input)
 
 
-@register_each((torch.cross, torch.Tensor.cross), torch.linalg.cross, family="linalg", dims=["dim"])
+@register_each((torch.cross, torch.Tensor.cross), torch.linalg.cross, dims=["dim"])
 def cross(
     operator: Operator, input: torch.Tensor, other: torch.Tensor, dim: int | None = None
 ) -> Sharded:
@@ -261,7 +255,7 @@ def cross(
 DIMS_OF_PRODUCT = {"mm": (2, 2), "bmm": (3, 3), "mv": (2, 1), "dot": (1, 1)}
 
 
-@register_each(*DIMS_OF_PRODUCT, family="linalg", merged=True)
+@register_each(*DIMS_OF_PRODUCT, merged=True)
 def fixed_product(
     operator: Operator, input: torch.Tensor, other: Any = None, **options: Any
 ) -> torch.Tensor:
@@ -277,25 +271,17 @@ def fixed_product(
     return matrix_product(name, input, other)
 
 
-@dataclass(frozen=True, slots=True)
-class AddedProduct:
-    """Describes a product to which a tensor is added: its factors' names and numbers of dims."""
-
-    names: tuple[str, str]
-    dims: tuple[int, int]
-    product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-ADDED_PRODUCTS = {
-    "addbmm": AddedProduct(("batch1", "batch2"), (3, 3), partial(torch.einsum, "bij,bjk->ik")),
-    "addmm": AddedProduct(("mat1", "mat2"), (2, 2), torch.mm),
-    "addmv": AddedProduct(("mat", "vec"), (2, 1), torch.mv),
-    "addr": AddedProduct(("vec1", "vec2"), (1, 1), torch.outer),
-    "baddbmm": AddedProduct(("batch1", "batch2"), (3, 3), torch.bmm),
+ADDED_PRODUCTS: Mapping[str, tuple[tuple[str, str], tuple[int, int], Operator]] = {
+    "addbmm": (("batch1", "batch2"), (3, 3), partial(torch.einsum, "bij,bjk->ik")),
+    "addmm": (("mat1", "mat2"), (2, 2), torch.mm),
+    "addmv": (("mat", "vec"), (2, 1), torch.mv),
+    "addr": (("vec1", "vec2"), (1, 1), torch.outer),
+    "baddbmm": (("batch1", "batch2"), (3, 3), torch.bmm),
 }
+"""Lists products to which a tensor is added: their factors' names, their numbers of dims."""
 
 
-@register_each(*ADDED_PRODUCTS, family="linalg", merged=True)
+@register_each(*ADDED_PRODUCTS, merged=True)
 def add_product(
     operator: Operator,
     input: torch.Tensor,
@@ -308,31 +294,30 @@ def add_product(
 ) -> torch.Tensor:
     """Multiplies as the product, then adds the first part, broadcast by global shape."""
     name = operator.__name__
-    traits = ADDED_PRODUCTS[name]
-    first, second = traits.names
+    (first, second), dims, run = ADDED_PRODUCTS[name]
     a, b = named.pop(first, a), named.pop(second, b)
     if a is None or b is None or named:
         raise TypeError(f"{name} takes {first} and {second}, not {', '.join(named) or 'one'}")
     if not all(isinstance(t, torch.Tensor) for t in (a, b)):
         raise LayoutError(f"{name} takes a tensor, {first} and {second}")
     cut = any(isinstance(t, Sharded) for t in (a, b))
-    if (a.dim(), b.dim()) != traits.dims or not cut:
+    if (a.dim(), b.dim()) != dims or not cut:
         raise LayoutError(
-            f"{name} takes {first} and {second} of {traits.dims[0]} and {traits.dims[1]} dims, one "
+            f"{name} takes {first} and {second} of {dims[0]} and {dims[1]} dims, one "
             f"of them cut\n{describe([input, a, b])}    use their product, and add to it"
         )
     exact = not (input.is_floating_point() or input.is_complex())
     if exact and not all(isinstance(n, int) for n in (alpha, beta)):
         raise LayoutError(f"{name} of {input.dtype}: alpha and beta have to be integers")
     with EnableTorchFunction():  # or torch would ask for no rule inside of one
-        product = traits.product(a, b)
+        product = run(a, b)
         y = product if alpha == 1 else product * alpha
         added = input if beta == 1 else input * beta
         y = y if beta == 0 else y + added
         return y.to(product.dtype)  # autocast may have lowered it; numbers raise bool
 
 
-@register(torch.einsum, family="linalg", merged=True)
+@register(torch.einsum, merged=True)
 def einsum(equation: str, *operands: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """Takes any cut dims; over contracted cut dims the partial sums are summed."""
     tensors: list[torch.Tensor] = []
@@ -391,7 +376,7 @@ def _expand_ellipsis(term: str, count: int) -> tuple[DimLabel, ...]:
     return (*front, *(batch_labels(count) if "..." in term else []), *back)
 
 
-@register(torch.tensordot, family="linalg")
+@register(torch.tensordot)
 def tensordot(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -412,7 +397,7 @@ def tensordot(
     return contract("tensordot", (a, b), (left, right), output, run)
 
 
-@register_each("outer", family="linalg", merged=True)
+@register_each("outer", merged=True)
 def outer(operator: Operator, input: torch.Tensor, vec2: torch.Tensor) -> torch.Tensor:
     """Multiplies all pairs of elements; each vector keeps its cut where another axis cuts it."""
     if (input.dim(), vec2.dim()) != (1, 1):
@@ -420,7 +405,7 @@ def outer(operator: Operator, input: torch.Tensor, vec2: torch.Tensor) -> torch.
     return contract("outer", (input, vec2), (["row"], ["column"]), ["row", "column"], operator)
 
 
-@register(F.bilinear, family="linalg")
+@register(F.bilinear)
 def bilinear(
     input1: torch.Tensor,
     input2: torch.Tensor,
@@ -442,7 +427,7 @@ def bilinear(
         return y if bias is None else (y + bias).to(y.dtype)
 
 
-@register(F.linear, family="linalg", merged=True)
+@register(F.linear, merged=True)
 def linear_layer(
     input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> Sharded:
@@ -492,7 +477,7 @@ MATRIX_FUNCTIONS = {
 """Maps functions of one matrix to their other names in torch, of the same options."""
 
 
-@register_each(*((own, *others) for own, others in MATRIX_FUNCTIONS.items()), family="linalg")
+@register_each(*((own, *others) for own, others in MATRIX_FUNCTIONS.items()))
 def matrix_function(operator: Operator, *matrix: Any, **options: Any) -> Any:
     """Runs on each matrix, of the last two dims, which become whole; those before may be cut."""
     named = [options.pop(name) for name in ("A", "input") if name in options]
@@ -524,29 +509,13 @@ def _partition_of_matrices(
     return Partition((*partition.shape[:batch], *own), cuts) if batch else None
 
 
-@register(torch.linalg.solve, family="linalg")
-def solve(A: torch.Tensor, B: torch.Tensor, *, left: bool = True) -> torch.Tensor:
-    """Solves for columns, cut or not; the rows of either operand become whole."""
-    return _solved("solve", A, B, torch.linalg.solve, left=left)
-
-
-@register(torch.linalg.solve_triangular, family="linalg")
-def solve_triangular(
-    A: torch.Tensor,
-    B: torch.Tensor,
-    *,
-    upper: bool,
-    left: bool = True,
-    unitriangular: bool = False,
+@register_each(torch.linalg.solve, torch.linalg.solve_triangular)
+def solve(
+    operator: Operator, A: torch.Tensor, B: torch.Tensor, *, left: bool = True, **options: bool
 ) -> torch.Tensor:
     """Solves for columns, cut or not; the rows of either operand become whole."""
-    run = partial(torch.linalg.solve_triangular, upper=upper, unitriangular=unitriangular)
-    return _solved("solve_triangular", A, B, run, left=left)
-
-
-def _solved(
-    name: str, a: torch.Tensor, b: torch.Tensor, run: Callable[..., torch.Tensor], *, left: bool
-) -> torch.Tensor:
+    name = operator.__name__.removeprefix("linalg_")
+    a, b = A, B
     n = a.shape[-1] if a.dim() > 1 else -1
     vectors = b.dim() < 2 or (name == "solve" and b.shape == a.shape[:-1])
     if not left or vectors or a.shape[-2:] != (n, n) or b.shape[-2] != n:
@@ -561,6 +530,7 @@ def _solved(
     first, second = batch_labels(a.dim() - 2), batch_labels(b.dim() - 2)
     inputs = [[*first, "row", "inner"], [*second, "row", "column"]]
     output = [*max(first, second, key=len), "row", "column"]
+    run = partial(operator, **options)
     return contract(name, (a, b), inputs, output, run, linear=False)
 
 
@@ -568,7 +538,7 @@ IF_NECESSARY = "use_mm_for_euclid_dist_if_necessary"
 """Names torch's default: a product of matrices where there are more than 25 vectors."""
 
 
-@register(torch.cdist, family="linalg")
+@register(torch.cdist)
 def cdist(
     x1: torch.Tensor,
     x2: torch.Tensor,
@@ -596,7 +566,7 @@ Recurrence = Callable[[torch.Tensor, States], tuple[torch.Tensor, ...]]
 """Runs a layer or a cell on a rank's blocks: from its input and states to its results."""
 
 
-@register_each("gru", "rnn_tanh", "rnn_relu", "lstm", family="linalg", merged=True)
+@register_each("gru", "rnn_tanh", "rnn_relu", "lstm", merged=True)
 def recurrent_layer(
     operator: Operator,
     input: torch.Tensor,
@@ -631,7 +601,7 @@ def recurrent_layer(
     return _recur(name, input, hx, [*labels, "in"], ["layer", "batch", "state"], run, p)
 
 
-@register_each("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm_cell", family="linalg")
+@register_each("gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "lstm_cell")
 def recurrent_cell(
     operator: Operator,
     input: torch.Tensor,

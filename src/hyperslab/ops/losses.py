@@ -114,7 +114,7 @@ _LOSS_TRAITS: Mapping[Operator, LossTraits] = {
 }
 
 
-@register_each(*_LOSS_TRAITS, family="losses")
+@register_each(*_LOSS_TRAITS)
 def elementwise_loss(function: Operator, *args: object, **kwargs: object) -> torch.Tensor:
     """Runs elementwise; mean and sum are global, one ordinary number equal on all ranks."""
     traits = _LOSS_TRAITS[function]
@@ -186,7 +186,7 @@ def _weight_of_l1_loss() -> torch.Tensor | None:
     return weight
 
 
-@register(F.multilabel_soft_margin_loss, family="losses")
+@register(F.multilabel_soft_margin_loss)
 def multilabel_soft_margin_loss(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -203,7 +203,7 @@ def multilabel_soft_margin_loss(
     return cast(torch.Tensor, run_composed(run, input, target, weight, reduction=reduction))
 
 
-@register(F.triplet_margin_loss, family="losses")
+@register(F.triplet_margin_loss)
 def triplet_margin_loss(
     anchor: torch.Tensor,
     positive: torch.Tensor,
@@ -229,7 +229,7 @@ def triplet_margin_loss(
     )
 
 
-@register(F.triplet_margin_with_distance_loss, family="losses")
+@register(F.triplet_margin_with_distance_loss)
 def triplet_margin_with_distance_loss(
     anchor: torch.Tensor, positive: torch.Tensor, negative: torch.Tensor, **options: Any
 ) -> torch.Tensor:
@@ -243,7 +243,7 @@ def triplet_margin_with_distance_loss(
     return cast(torch.Tensor, run_composed(run, anchor, positive, negative, **options))
 
 
-@register(F.gaussian_nll_loss, family="losses")
+@register(F.gaussian_nll_loss)
 def gaussian_nll_loss(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -281,8 +281,7 @@ def _variance(input: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
         "cross_entropy": "Takes classes or probabilities cut like the volume; "
         "averages over all counted voxels.",
         "nll_loss": "Takes classes cut like the volume; averages over all counted voxels.",
-    },
-    family="losses",
+    }
 )
 def label_loss(
     function: Operator,

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, per_grid
-from hyperslab.comm.collectives import all_reduce_sum
+from hyperslab.comm import Grid, all_reduce_sum, per_grid
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.compile import TYPE_CODES
@@ -42,7 +41,7 @@ from hyperslab.ops.fusion import (
     running_statistics,
     statistics_of,
 )
-from hyperslab.ops.operands import without_empty_shards
+from hyperslab.ops.operands import check_cut, without_empty_shards
 from hyperslab.ops.overloads import Operator, result_type
 from hyperslab.ops.placement import with_whole
 from hyperslab.ops.reductions import Dims, group_over, norm_block, reduced_dims
@@ -50,7 +49,7 @@ from hyperslab.ops.slabs import SlabEpilogue
 from hyperslab.tensor import Sharded, register
 
 
-@register(F.batch_norm, family="normalization", lazy=True)
+@register(F.batch_norm, lazy=True)
 def batch_norm(
     input: Sharded,
     running_mean: torch.Tensor | None,
@@ -137,7 +136,7 @@ FEW = 64
 """Limits the values of a normalisation that is left to torch."""
 
 
-@register(F.instance_norm, family="normalization", lazy=True)
+@register(F.instance_norm, lazy=True)
 def instance_norm(
     input: Sharded,
     running_mean: torch.Tensor | None = None,
@@ -183,7 +182,7 @@ def instance_norm(
     return _normalised(x, over, Affine.of(weight, bias, copied=True), eps, dtype, note=note)
 
 
-@register(F.group_norm, family="normalization", lazy=True)
+@register(F.group_norm, lazy=True)
 def group_norm(
     input: Sharded,
     num_groups: int,
@@ -283,7 +282,7 @@ def _is_deferred_conv(x: Sharded) -> bool:
     return pending.links.empty and pending.dtype in TYPE_CODES
 
 
-@register(F.layer_norm, family="normalization", merged=True)
+@register(F.layer_norm, merged=True)
 def layer_norm(
     input: Sharded,
     normalized_shape: int | Sequence[int],
@@ -295,7 +294,7 @@ def layer_norm(
     return _normalise_last_dims(F.layer_norm, input, normalized_shape, (weight, bias), eps)
 
 
-@register(F.rms_norm, family="normalization", merged=True)
+@register(F.rms_norm, merged=True)
 def rms_norm(
     input: Sharded,
     normalized_shape: int | Sequence[int],
@@ -312,8 +311,7 @@ def _check_normalized_shape(
     normalized_shape: int | Sequence[int],
     *parameters: torch.Tensor | None,
 ) -> tuple[int, ...]:
-    if not isinstance(x, Sharded) or any(isinstance(p, Sharded) for p in parameters):
-        raise LayoutError(f"{name}: the input is cut, its parameters are ordinary tensors")
+    check_cut(name, x, *parameters)
     shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
         raise LayoutError(
@@ -367,7 +365,7 @@ def _normalise_last_dims(
     return x.like(y.to(block.dtype), fresh=True)
 
 
-@register(F.local_response_norm, family="normalization")
+@register(F.local_response_norm)
 def local_response_norm(
     input: Sharded, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
 ) -> Sharded:
@@ -376,7 +374,7 @@ def local_response_norm(
     return x.like(F.local_response_norm(x.local, size, alpha, beta, k))
 
 
-@register(F.normalize, family="normalization", dims=["dim"])
+@register(F.normalize, dims=["dim"])
 def normalize(input: Sharded, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Sharded:
     """Divides by the norm over any dims, cut or not."""
     dims = reduced_dims(input, dim)

@@ -193,6 +193,16 @@ def other_extents(shape: Sequence[int], dim: int) -> tuple[int, ...]:
     return (*shape[:dim], *shape[dim + 1 :])
 
 
+def check_cut(name: str, first: object, *others: object) -> Sharded:
+    """Return the operand that has to be cut, and refuse cut ones beside it."""
+    if isinstance(first, Sharded) and Sharded not in map(type, others):
+        return first
+    raise LayoutError(
+        f"{name}: the first operand has to be cut, and those beside it are ordinary\n"
+        f"{describe([first, *others])}    use .full() of what is cut beside it"
+    )
+
+
 def check_uncut(x: Sharded, dims: Sequence[int], what: str) -> None:
     """Refuse a tensor that is cut along one of ``dims``.
 

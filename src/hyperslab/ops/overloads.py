@@ -53,7 +53,7 @@ def spatial_dims(operator: Operator) -> int:
 
 def register_each(
     *operators: str | Operator | tuple[Operator, ...] | Mapping[Any, str],
-    family: str,
+    family: str | None = None,
     dims: Sequence[str] = (),
     lazy: bool = False,
     merged: bool = False,
@@ -63,7 +63,7 @@ def register_each(
     Its first argument is the operator that was called, the others are the call's. So it says
     ``operator(x.local)`` where a rule of one operator would name it::
 
-        @register_each("amax", "amin", family="reductions", dims=["dim"])
+        @register_each("amax", "amin", dims=["dim"])
         def rule(operator, input, dim=(), keepdim=False): ...
 
     Args:

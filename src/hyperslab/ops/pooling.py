@@ -41,10 +41,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
+from hyperslab.comm import ExchangePlan, Grid, all_reduce_sum, fetch, per_grid, plan_exchange
 from hyperslab.comm.agreement import any_rank
 from hyperslab.comm.collectives import stack_ranks
-from hyperslab.comm.exchange import ExchangePlan, fetch
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import (
     AdaptiveWindow,
@@ -400,7 +399,6 @@ def _divisors(window: Window, extent: int, out: Interval, include: bool) -> tupl
     (F.max_pool1d, torch.max_pool1d),
     (F.max_pool2d, torch.max_pool2d),
     (F.max_pool3d, torch.max_pool3d),
-    family="pooling",
     lazy=True,
 )
 @register_each(
@@ -408,8 +406,7 @@ def _divisors(window: Window, extent: int, out: Interval, include: bool) -> tupl
         (run, torch.max_pool1d_with_indices) if n == 1 else run: "Takes any window; "
         "the indices are the maxima's flat positions in the whole volume."
         for n, run in MAX_WITH_INDICES.items()
-    },
-    family="pooling",
+    }
 )
 @with_batch
 def maximum(
@@ -429,7 +426,7 @@ def maximum(
     return run(x, layout)
 
 
-@register_each(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, family="pooling", lazy=True)
+@register_each(F.avg_pool1d, F.avg_pool2d, F.avg_pool3d, lazy=True)
 @with_batch
 def average(
     operator: Operator,
@@ -473,7 +470,7 @@ def average(
     return y
 
 
-@register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d, family="pooling")
+@register_each(F.lp_pool1d, F.lp_pool2d, F.lp_pool3d)
 def lp_pool(operator: Operator, *args: Any, **options: Any) -> torch.Tensor:
     """Takes the norm of every window, for any window and any power, infinity included.
 
@@ -618,7 +615,7 @@ def adaptive_avg_pool(x: Sharded, sizes: tuple[int, ...]) -> Sharded:
     return x.like(block.to(dtype), layout.output)
 
 
-@register_each(*ADAPTIVE_AVERAGES.values(), family="pooling")
+@register_each(*ADAPTIVE_AVERAGES.values())
 @with_batch
 def adaptive_average(
     operator: Operator, input: Sharded, output_size: int | Sequence[int | None] | None
@@ -641,7 +638,6 @@ NOWHERE = torch.iinfo(torch.int64).max
     (F.adaptive_max_pool1d_with_indices, torch.adaptive_max_pool1d),
     F.adaptive_max_pool2d_with_indices,
     F.adaptive_max_pool3d_with_indices,
-    family="pooling",
 )
 @with_batch
 def adaptive_max_pool(
@@ -716,7 +712,7 @@ def _first_largest(
     return values.gather(0, choice).squeeze(0), index.gather(0, choice).squeeze(0)
 
 
-@register_each(*VALUES.values(), family="pooling")
+@register_each(*VALUES.values())
 def adaptive_maximum(
     operator: Operator,
     input: Sharded,
@@ -836,7 +832,7 @@ def _check_indices(
         )
 
 
-@register_each(*UNPOOLINGS.values(), family="pooling")
+@register_each(*UNPOOLINGS.values())
 def maximum_unpool(
     operator: Operator,
     input: Sharded,

@@ -17,8 +17,7 @@ from typing import Any, SupportsIndex, cast
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Communicator, Grid, per_grid
-from hyperslab.comm.collectives import all_reduce_sum, stack_ranks
+from hyperslab.comm import Communicator, Grid, all_reduce_sum, per_grid, stack_ranks
 from hyperslab.comm.grid import warn_of_updated_metric
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
@@ -34,6 +33,7 @@ from hyperslab.ops.operands import (
 )
 from hyperslab.ops.overloads import Operator, integers, register_each, run_composed
 from hyperslab.ops.placement import with_whole
+from hyperslab.ops.views import without_dims
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe, read_dim
 from hyperslab.util.torch_internals import BlockFunction, EnableTorchFunction, are_all_true
@@ -68,15 +68,10 @@ def look_for_metrics(x: Sharded) -> None:
 
 @functools.lru_cache(LAYOUTS)
 def _reduced_partition(partition: Partition, dims: tuple[int, ...], keepdim: bool) -> Partition:
-    shape = []
-    cuts = []
-    for d, (extent, cut) in enumerate(zip(partition.shape, partition.cuts, strict=True)):
-        if d not in dims:
-            shape.append(extent)
-            cuts.append(cut)
-        elif keepdim:
-            shape.append(1)
-            cuts.append(None)
+    if not keepdim:
+        return without_dims(partition, dims)
+    shape = [1 if d in dims else extent for d, extent in enumerate(partition.shape)]
+    cuts = [None if d in dims else cut for d, cut in enumerate(partition.cuts)]
     return Partition(tuple(shape), tuple(cuts))
 
 
@@ -102,7 +97,6 @@ def sum_over_ranks(
         "is an ordinary tensor if they include the batch and nothing stays cut.",
         "nansum": "Runs over any dims; NaN counts as zero.",
     },
-    family="reductions",
     dims=["dim"],
 )
 def sum_of(
@@ -121,7 +115,7 @@ def sum_of(
     return sum_over_ranks(input, block, dims, keepdim, whole)
 
 
-@register(torch.mean, torch.Tensor.mean, family="reductions", dims=["dim"])
+@register(torch.mean, torch.Tensor.mean, dims=["dim"])
 def mean(
     input: Sharded, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -142,7 +136,7 @@ def _own_share(grid: Grid, partition: Partition, dims: tuple[int, ...]) -> float
     return math.prod(own[d] for d in dims) / count if count else 1
 
 
-@register(torch.nanmean, torch.Tensor.nanmean, family="reductions", dims=["dim"])
+@register(torch.nanmean, torch.Tensor.nanmean, dims=["dim"])
 def nanmean(
     input: Sharded, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -154,7 +148,7 @@ def nanmean(
         return (sums / numbers).to(whole)
 
 
-@register(torch.prod, torch.Tensor.prod, family="reductions", dims=["dim"])
+@register(torch.prod, torch.Tensor.prod, dims=["dim"])
 def prod(
     input: Sharded,
     dim: int | None = None,
@@ -171,7 +165,7 @@ def prod(
     return wrap_reduced(input, stack.prod(0).to(whole), dims, keepdim)
 
 
-@register(torch.count_nonzero, torch.Tensor.count_nonzero, family="reductions", dims=["dim"])
+@register(torch.count_nonzero, torch.Tensor.count_nonzero, dims=["dim"])
 def count_nonzero(input: Sharded, dim: Dims = None) -> torch.Tensor:
     """Runs over any dims."""
     return sum_of(torch.sum, input.like(input.block != 0), dim)
@@ -183,7 +177,6 @@ def count_nonzero(input: Sharded, dim: Dims = None) -> torch.Tensor:
         "is the same on all ranks if all dims are reduced."
         for name in ("any", "all")
     },
-    family="reductions",
     dims=["dim"],
 )
 def any_or_all(
@@ -202,13 +195,13 @@ def any_or_all(
     return wrap_reduced(input, result, dims, keepdim)
 
 
-@register(are_all_true, family="reductions")
+@register(are_all_true)
 def all_true(input: Sharded) -> torch.Tensor:
     """Is ``all``, as ``torch.distributions`` check their arguments."""
     return any_or_all(torch.all, input)
 
 
-@register(torch.equal, torch.Tensor.equal, family="reductions")
+@register(torch.equal, torch.Tensor.equal)
 def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
     """Compares global shapes and all elements; the answer is the same on all ranks."""
     if input.shape != other.shape:
@@ -216,14 +209,14 @@ def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(any_or_all(torch.all, apply_pointwise(torch.eq, (input, other), {})))
 
 
-@register(torch.allclose, torch.Tensor.allclose, family="reductions")
+@register(torch.allclose, torch.Tensor.allclose)
 def allclose(input: torch.Tensor, other: torch.Tensor, *args: Any, **options: Any) -> bool:
     """Compares all elements, as ``isclose``; the answer is the same on all ranks."""
     close = apply_pointwise(torch.isclose, (input, other, *args), options)
     return bool(any_or_all(torch.all, close))
 
 
-@register_each("var", "std", "var_mean", "std_mean", family="reductions", dims=["dim"])
+@register_each("var", "std", "var_mean", "std_mean", dims=["dim"])
 def variance(
     operator: Operator,
     input: Sharded,
@@ -337,7 +330,7 @@ def extremum(
     return value if keepdim else value.squeeze(dims)
 
 
-@register_each("amax", "amin", family="reductions", dims=["dim"])
+@register_each("amax", "amin", dims=["dim"])
 def values_only(
     operator: Operator, input: Sharded, dim: Dims = None, keepdim: bool = False
 ) -> torch.Tensor:
@@ -347,14 +340,14 @@ def values_only(
     return wrap_reduced(x, extremum(x, x.local, dims, keepdim, operator), dims, keepdim)
 
 
-@register(torch.aminmax, torch.Tensor.aminmax, family="reductions", dims=["dim"])
+@register(torch.aminmax, torch.Tensor.aminmax, dims=["dim"])
 def aminmax(input: Sharded, *, dim: int | None = None, keepdim: bool = False) -> _ValuesAndIndices:
     """Runs over one dim or all, as amin and amax."""
     found = (values_only(kind, input, dim, keepdim) for kind in (torch.amin, torch.amax))
     return torch.return_types.aminmax(tuple(found))
 
 
-@register_each("max", "min", family="reductions", dims=["dim"])
+@register_each("max", "min", dims=["dim"])
 def values_with_indices(
     operator: Operator,
     input: Sharded,
@@ -408,7 +401,7 @@ def _with_indices(operator: Operator, x: Sharded, dim: int, keepdim: bool) -> _V
     return chosen, everywhere.gather(0, rank.unsqueeze(0)).squeeze(0)
 
 
-@register_each("argmax", "argmin", family="reductions", dims=["dim"])
+@register_each("argmax", "argmin", dims=["dim"])
 def indices_only(
     operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
 ) -> torch.Tensor:
@@ -438,7 +431,7 @@ def indices_only(
     return wrap_reduced(x, indices, dims, keepdim)
 
 
-@register(torch.histc, torch.Tensor.histc, family="reductions")
+@register(torch.histc, torch.Tensor.histc)
 def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> torch.Tensor:
     """Counts all elements, into an ordinary tensor.
 
@@ -455,7 +448,7 @@ def histc(input: Sharded, bins: int = 100, min: float = 0, max: float = 0) -> to
         return all_reduce_sum(counts, group_over(input, range(input.dim())), "the sum of histc")
 
 
-@register(torch.bincount, torch.Tensor.bincount, family="reductions", merged=True)
+@register(torch.bincount, torch.Tensor.bincount, merged=True)
 def bincount(
     input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
 ) -> torch.Tensor:
@@ -526,7 +519,7 @@ def norm_block(
     return whole.to(torch.linalg.vector_norm(x.local.new_zeros(1), dtype=dtype).dtype)
 
 
-@register(torch.linalg.vector_norm, family="reductions", dims=["dim"])
+@register(torch.linalg.vector_norm, dims=["dim"])
 def vector_norm(
     x: Sharded,
     ord: float = 2,
@@ -541,7 +534,7 @@ def vector_norm(
     return wrap_reduced(x, norm_block(x, float(ord), dims, keepdim, dtype), dims, keepdim)
 
 
-@register(torch.norm, torch.Tensor.norm, family="reductions", dims=["dim"])
+@register(torch.norm, torch.Tensor.norm, dims=["dim"])
 def norm(
     input: Sharded,
     p: Order = "fro",
@@ -555,7 +548,7 @@ def norm(
     return vector_norm(input, _read_order(p), dim, keepdim, dtype=dtype)
 
 
-@register(torch.linalg.norm, family="reductions", dims=["dim"])
+@register(torch.linalg.norm, dims=["dim"])
 def linalg_norm(
     input: Sharded,
     ord: Order = None,
@@ -582,7 +575,7 @@ def _matrix_norm(name: str, ord: Order, x: Sharded) -> LayoutError:
     )
 
 
-@register(F.cosine_similarity, family="reductions")
+@register(F.cosine_similarity)
 def cosine_similarity(
     x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8
 ) -> torch.Tensor:
@@ -611,7 +604,7 @@ def _unit_vector(x: Sharded, dims: tuple[int, ...], eps: float) -> torch.Tensor:
     return x.local / (norm + (norm.clamp_min(eps) - norm).detach())
 
 
-@register(F.pairwise_distance, family="reductions")
+@register(F.pairwise_distance)
 def pairwise_distance(
     x1: torch.Tensor,
     x2: torch.Tensor,
@@ -624,7 +617,7 @@ def pairwise_distance(
         return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
-@register(torch.dist, torch.Tensor.dist, family="reductions")
+@register(torch.dist, torch.Tensor.dist)
 def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor:
     """Runs over all dims, cut or not."""
     with EnableTorchFunction():  # as above
@@ -669,7 +662,7 @@ class _Softmax(BlockFunction):
         return dx, None, None, None
 
 
-@register_each("softmax", "log_softmax", family="reductions", dims=["dim"], merged=True)
+@register_each("softmax", "log_softmax", dims=["dim"], merged=True)
 def softmax(
     operator: Operator,
     input: Sharded,
@@ -693,13 +686,13 @@ def softmax(
     return x.like(y.to(whole), fresh=True)
 
 
-@register(F.softmin, family="reductions")
+@register(F.softmin)
 def softmin(*args: Any, **options: Any) -> Sharded:
     """Runs over one dim, cut or not."""
     return cast(Sharded, run_composed(F.softmin, *args, **options))
 
 
-@register(F.gumbel_softmax, family="reductions")
+@register(F.gumbel_softmax)
 def gumbel_softmax(
     logits: Sharded, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Sharded:
@@ -709,7 +702,7 @@ def gumbel_softmax(
     return cast(Sharded, run_composed(F.gumbel_softmax, logits, tau, hard, eps, dim))
 
 
-@register_each("logsumexp", family="reductions", dims=["dim"])
+@register_each("logsumexp", dims=["dim"])
 def logsumexp(_: Operator, input: Sharded, dim: Dims, keepdim: bool = False) -> torch.Tensor:
     """Runs over any dims: takes the log-sum-exp of all ranks' log-sum-exps."""
     dims = reduced_dims(input, dim)

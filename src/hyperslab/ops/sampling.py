@@ -21,9 +21,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import AXES, Grid
-from hyperslab.comm.collectives import AllGatheredInts
-from hyperslab.comm.exchange import ExchangePlan, fetch, give_back, new_exchange_plan
+from hyperslab.comm import AXES, AllGatheredInts, ExchangePlan, Grid, fetch
+from hyperslab.comm.exchange import give_back, new_exchange_plan
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cover, Cut, Partition
 from hyperslab.kernels.memory_format import as_float32
@@ -288,7 +287,7 @@ def _divided(cut: Cut, wanted: Sequence[tuple[int, int]]) -> list[tuple[tuple[in
     >>> _divided(Cut.balanced("depth", 8, 4), [(0, 2), (1, 7), (4, 6), (1, 0)])
     [((0, 2), (1, 5), (4, 6), (0, 0)), ((2, 2), (5, 7), (6, 6), (0, 0))]
     """
-    longest = 2 * max(hi - lo for lo, hi in cut.intervals)
+    longest = 2 * cut.largest
     spans = [(lo, hi) if lo < hi else (0, 0) for lo, hi in wanted]
     count = max(1, *(-(-(hi - lo) // longest) for lo, hi in spans))
     return [
@@ -297,7 +296,7 @@ def _divided(cut: Cut, wanted: Sequence[tuple[int, int]]) -> list[tuple[tuple[in
     ]
 
 
-@register(F.grid_sample, family="sampling")
+@register(F.grid_sample)
 def grid_sample(
     input: torch.Tensor,
     grid: torch.Tensor,
@@ -364,7 +363,7 @@ def _output_cuts(x: Sharded, points: torch.Tensor) -> list[Cut | None]:
     return cuts
 
 
-@register(F.affine_grid, family="sampling")
+@register(F.affine_grid)
 def affine_grid(theta: Sharded, size: Sequence[int], align_corners: bool | None = None) -> Sharded:
     """Computes each sample's coordinates by its own matrix, cut in space as a volume would be.
 

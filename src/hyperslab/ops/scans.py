@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import torch
 
-from hyperslab.comm import log_once
-from hyperslab.comm.collectives import stack_ranks
+from hyperslab.comm import log_once, stack_ranks
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Partition
 from hyperslab.kernels.memory_format import accumulator, as_float32
@@ -92,7 +91,7 @@ def _lay_out_way_back(
     return (back, back) if now == back else (now, back)
 
 
-@register_each("sort", "argsort", family="scans", dims=["dim"])
+@register_each("sort", "argsort", dims=["dim"])
 def sort(
     operator: Operator,
     input: Sharded,
@@ -105,13 +104,13 @@ def sort(
     return along_lines(operator.__name__, input, (dim,), run)
 
 
-@register(torch.msort, torch.Tensor.msort, family="scans")
+@register(torch.msort, torch.Tensor.msort)
 def msort(input: Sharded) -> Results:
     """Runs along dim 0; if it is cut, it becomes whole while another one is cut, and back."""
     return along_lines("msort", input, (0,), torch.msort)
 
 
-@register_each("mode", "median", "nanmedian", family="scans", dims=["dim"])
+@register_each("mode", "median", "nanmedian", dims=["dim"])
 def middle_value(
     operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
 ) -> Results:
@@ -125,7 +124,7 @@ def middle_value(
     return along_lines(name, input, (dim,), lambda block: operator(block, dim, keepdim))
 
 
-@register_each("topk", "kthvalue", family="scans", dims=["dim"])
+@register_each("topk", "kthvalue", dims=["dim"])
 def ranked(
     operator: Operator, input: Sharded, k: int, dim: int = -1, *args: bool, **options: bool
 ) -> Results:
@@ -134,7 +133,7 @@ def ranked(
     return along_lines(name, input, (dim,), lambda x: operator(x, k, dim, *args, **options))
 
 
-@register_each("quantile", "nanquantile", family="scans", dims=["dim"])
+@register_each("quantile", "nanquantile", dims=["dim"])
 def quantile(
     operator: Operator,
     input: Sharded,
@@ -158,7 +157,7 @@ def quantile(
     return along_lines(name, input, dims, run)
 
 
-@register_each("cumsum", "cumprod", "logcumsumexp", family="scans", dims=["dim"])
+@register_each("cumsum", "cumprod", "logcumsumexp", dims=["dim"])
 def running_total(
     operator: Operator, input: Sharded, dim: int, *, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
@@ -186,7 +185,7 @@ def running_total(
     return input.like(both(totals, join(before)).to(result))
 
 
-@register_each("cumsum_", "cumprod_", family="scans", dims=["dim"])
+@register_each("cumsum_", "cumprod_", dims=["dim"])
 def running_total_in_place(
     operator: Operator, input: Sharded, dim: int, *, dtype: torch.dtype | None = None
 ) -> Sharded:
@@ -205,7 +204,7 @@ _TOTALS: dict[str, tuple[float, Operator, Operator]] = {
 """Lists what adds nothing, how totals are joined to one, and how this is joined to a block's."""
 
 
-@register_each("cummax", "cummin", family="scans", dims=["dim"])
+@register_each("cummax", "cummin", dims=["dim"])
 def running_extremum(operator: Operator, input: Sharded, dim: int) -> Results:
     """Runs along any dim; if it is cut, the ranks' extrema and their indices travel.
 

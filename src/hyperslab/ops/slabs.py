@@ -185,7 +185,7 @@ class UpsampledInput:
     ) -> UpsampledWindows:
         return UpsampledWindows(self, operands, halos, needs)
 
-    def crop(self, window: Box) -> tuple[Box, Box, ConvOptions, tuple[int, ...]]:
+    def crop(self, window: Box) -> tuple[Box, Box, ConvOptions]:
         """Return the window within the volume, the inputs that touch it, and how it is computed."""
         inner = window.intersect(self.volume)
         crops = [
@@ -194,8 +194,8 @@ class UpsampledInput:
         ]
         channels = self.block.plan.own.interval(1)
         inputs = Box.of([window.interval(0), channels, *(crop.inputs for crop in crops)])
-        options = self.options._replace(output_padding=tuple(crop.extra for crop in crops))
-        return inner, inputs, options, tuple(crop.padding for crop in crops)
+        padding, extra = tuple(c.padding for c in crops), tuple(c.extra for c in crops)
+        return inner, inputs, self.options._replace(padding=padding, output_padding=extra)
 
 
 class UpsampledWindows:
@@ -218,11 +218,11 @@ class UpsampledWindows:
         self.dbias = GradientSum()
 
     def read(self, window: Box) -> torch.Tensor:
-        inner, inputs, options, padding = self.input.crop(window)
+        inner, inputs, options = self.input.crop(window)
         if inner.empty:  # all of it is padding
             return exchange.new_box(window, (), self.block.x)
         block = self.block.read(inputs)
-        y = conv_forward(block, self.weight, self.bias, options, padding, self.input.kernels)
+        y = conv_forward(block, self.weight, self.bias, options, self.input.kernels)
         if inner == window:
             return y
         out = exchange.new_box(window, (inner,), y)
@@ -230,13 +230,13 @@ class UpsampledWindows:
         return out
 
     def add(self, gradient: torch.Tensor, window: Box) -> None:
-        inner, inputs, options, padding = self.input.crop(window)
+        inner, inputs, options = self.input.crop(window)
         if inner.empty or not any(self.needs):
             return
         block = self.block.read(inputs)
         g = gradient[inner.slices(window)].to(self.weight.dtype)
-        kernels = self.input.kernels
-        dx, dw, db = conv_backward(g, block, self.weight, options, padding, self.needs, kernels)
+        how = (options, self.needs, self.input.kernels)
+        dx, dw, db = conv_backward(g, block, self.weight, *how)
         if dx is not None:
             self.block.add(dx, inputs)
         self.dweight.add(dw)
@@ -326,7 +326,7 @@ def is_wide(partition: Partition, dtype: torch.dtype, nbytes: int | None) -> boo
 
 def largest_block(partition: Partition) -> list[int]:
     return [
-        extent if cut is None else max(hi - lo for lo, hi in cut.intervals)
+        extent if cut is None else cut.largest
         for extent, cut in zip(partition.shape, partition.cuts, strict=True)
     ]
 
@@ -569,8 +569,9 @@ class SlabGeometry:
     """Holds one rank's geometry of a convolution over slabs, and how it is computed.
 
     ``wanted`` is what all slabs read of ``input``, with the padding along the first spatial dim and
-    along those that are cut; ``padding`` is left to the operator. ``out`` is this rank's box of the
-    output. ``run(block, weight, bias, source=...)`` convolves a block at once, with its graph.
+    along those that are cut; the padding of ``options`` is left to the operator. ``out`` is this
+    rank's box of the output. ``run(block, weight, bias, source=...)`` convolves a block at once,
+    with its graph.
     """
 
     input: SlabInput
@@ -578,7 +579,6 @@ class SlabGeometry:
     out: Box
     window: Window
     options: ConvOptions
-    padding: tuple[int, ...]
     kernels: Kernels
     dtype: torch.dtype
     plane: int  # bytes of the widest plane that a slab makes
@@ -608,7 +608,7 @@ class SlabGeometry:
     def convolve(
         self, window: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        return conv_forward(window, weight, bias, self.options, self.padding, self.kernels)
+        return conv_forward(window, weight, bias, self.options, self.kernels)
 
     def whole(
         self,
@@ -786,9 +786,8 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor | None]:
             norm = None if statistics is None else _rows_of(statistics.norm, slab.sample)
             passed = _rows_of(through, slab.sample)
             g = chain_backward(g, mark, z, norm, passed, *options, shape, geometry.dtype)
-            dwindow, dw, db = conv_backward(
-                g, window, weight, geometry.options, geometry.padding, needs, geometry.kernels
-            )
+            how = (geometry.options, needs, geometry.kernels)
+            dwindow, dw, db = conv_backward(g, window, weight, *how)
             dweight.add(dw)
             dbias.add(db)
             if dwindow is not None:

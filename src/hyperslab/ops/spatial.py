@@ -27,8 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hyperslab.comm import Grid, per_grid, plan_exchange
-from hyperslab.comm.exchange import ExchangePlan, fetch
+from hyperslab.comm import ExchangePlan, Grid, fetch, per_grid, plan_exchange
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window, scale_cut
 from hyperslab.kernels import registry
@@ -88,7 +87,7 @@ def rolled(x: Sharded, shift: int, dim: int) -> Sharded:
     return join([(x, (turn, extent)), (x, (0, turn))], dim, x.partition, x, "a roll")
 
 
-@register(torch.flip, torch.Tensor.flip, family="spatial")
+@register(torch.flip, torch.Tensor.flip)
 def flip(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
     """Flips any dims; along cut dims every rank fetches the mirror image of its box."""
     return flipped(input, _distinct_dims(input, integers(*dims, *named.values()), "flip"))
@@ -101,14 +100,14 @@ def _distinct_dims(x: Sharded, dims: Sequence[int], name: str) -> tuple[int, ...
     return found
 
 
-@register_each({"fliplr": "Flips dim 1.", "flipud": "Flips dim 0."}, family="spatial")
+@register_each({"fliplr": "Flips dim 1.", "flipud": "Flips dim 0."})
 def flip_rows_or_columns(operator: Operator, input: Sharded) -> Sharded:
     """Flips one dim."""
     name = operator.__name__
     return flipped(input, read_dims([1 if name == "fliplr" else 0], input.dim(), name))
 
 
-@register(torch.roll, torch.Tensor.roll, family="spatial", dims=["dims"], merged=True)
+@register(torch.roll, torch.Tensor.roll, dims=["dims"], merged=True)
 def roll(input: Sharded, shifts: Integers, dims: Integers | None = None) -> Sharded:
     """Rolls any dims; along a cut dim every rank fetches the two parts of its box."""
     turns = integers(shifts)
@@ -125,7 +124,7 @@ def roll(input: Sharded, shifts: Integers, dims: Integers | None = None) -> Shar
     return input
 
 
-@register(torch.rot90, torch.Tensor.rot90, family="spatial", dims=["dims"])
+@register(torch.rot90, torch.Tensor.rot90, dims=["dims"])
 def rot90(input: Sharded, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sharded:
     """Turns the plane of any two dims; each cut goes with its dim, across the cut as flip."""
     a, b = _distinct_dims(input, dims, "rot90")
@@ -136,7 +135,7 @@ def rot90(input: Sharded, k: int = 1, dims: Sequence[int] = (0, 1)) -> Sharded:
     return exchanged(flipped(input, [b if k % 4 == 1 else a]), a, b)
 
 
-@register(torch.pixel_shuffle, family="spatial")
+@register(torch.pixel_shuffle)
 def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
     """Runs block by block: every pixel becomes a square of pixels."""
     input = batched_input(input, 2, "pixel_shuffle")
@@ -147,7 +146,7 @@ def pixel_shuffle(input: Sharded, upscale_factor: int) -> Sharded:
     return input.like(local, output_partition(input.partition, local.shape[1], extents, cuts))
 
 
-@register(torch.pixel_unshuffle, family="spatial")
+@register(torch.pixel_unshuffle)
 def pixel_unshuffle(input: Sharded, downscale_factor: int) -> Sharded:
     """Takes any cut and moves it so that it goes through no square of pixels."""
     input = batched_input(input, 2, "pixel_unshuffle")
@@ -171,7 +170,7 @@ def pixel_unshuffle(input: Sharded, downscale_factor: int) -> Sharded:
 WHAT = "the exchange of pad"
 
 
-@register(F.pad, family="spatial")
+@register(F.pad)
 def pad(
     input: Sharded, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Sharded:
@@ -188,13 +187,13 @@ def pad(
     return _padded(input, tuple(map(int, pad)), mode, 0 if value is None else value)
 
 
-@register(torch.constant_pad_nd, family="spatial")
+@register(torch.constant_pad_nd)
 def constant_pad_nd(input: Sharded, pad: Sequence[int], value: complex = 0) -> Sharded:
     """Pads as ``F.pad`` with a constant, which may be complex."""
     return _padded(input, tuple(map(int, pad)), "constant", value)
 
 
-@register(F.unfold, family="spatial")
+@register(F.unfold)
 def image_columns(
     input: Sharded,
     kernel_size: PerDim,
@@ -219,7 +218,7 @@ def image_columns(
         return x.movedim((-2, -1), (first, first + 1)).reshape(columns)
 
 
-@register(F.fold, family="spatial", merged=True)
+@register(F.fold, merged=True)
 def fold_columns(
     input: Sharded,
     output_size: PerDim,
@@ -743,7 +742,7 @@ def _block_alone_suffices(
     )
 
 
-@register(F.interpolate, family="spatial")
+@register(F.interpolate)
 def interpolate_rule(
     input: Sharded,
     size: PerDim | None = None,

@@ -18,8 +18,7 @@ from typing import Any, SupportsInt
 
 import torch
 
-from hyperslab.comm import Grid, per_grid, plan_exchange
-from hyperslab.comm.exchange import ExchangePlan, fetch
+from hyperslab.comm import ExchangePlan, Grid, fetch, per_grid, plan_exchange
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cover, Cut, Interval, Partition, Window
 from hyperslab.kernels.memory_format import CHANNELS_LAST, memory_format_of
@@ -293,7 +292,7 @@ def _kept_cut(group: DimGroup, old: Sequence[int], new: Sequence[int]) -> bool:
     )
 
 
-@register(torch.reshape, torch.Tensor.reshape, torch.Tensor.view, family="views", merged=True)
+@register(torch.reshape, torch.Tensor.reshape, torch.Tensor.view, merged=True)
 def reshape(
     input: Sharded, *shape: Integers | torch.dtype, **named: Integers | torch.dtype
 ) -> Sharded:
@@ -304,7 +303,7 @@ def reshape(
     return reshape_to(input, integers(*given))  # type: ignore[arg-type]
 
 
-@register(torch.Tensor.view_as, torch.Tensor.reshape_as, family="views", merged=True)
+@register(torch.Tensor.view_as, torch.Tensor.reshape_as, merged=True)
 def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Takes the global shape of the other tensor."""
     if not isinstance(input, Sharded):
@@ -312,7 +311,7 @@ def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return reshape_to(input, tuple(other.shape))
 
 
-@register_each("flatten", family="views", dims=["start_dim", "end_dim"], merged=True)
+@register_each("flatten", dims=["start_dim", "end_dim"], merged=True)
 def flatten(_: Operator, input: Sharded, start_dim: int = 0, end_dim: int = -1) -> Sharded:
     """Gathers along the cut dims that merge; the batch dim stays cut."""
     shape = input.partition.shape
@@ -320,13 +319,13 @@ def flatten(_: Operator, input: Sharded, start_dim: int = 0, end_dim: int = -1) 
     return reshape_to(input, (*shape[:start_dim], math.prod(shape[start_dim:end]), *shape[end:]))
 
 
-@register(torch.ravel, torch.Tensor.ravel, family="views")
+@register(torch.ravel, torch.Tensor.ravel)
 def ravel(input: Sharded) -> Sharded:
     """Gathers as flatten."""
     return reshape_to(input, (input.numel(),))
 
 
-@register(torch.unflatten, torch.Tensor.unflatten, family="views", dims=["dim"], merged=True)
+@register(torch.unflatten, torch.Tensor.unflatten, dims=["dim"], merged=True)
 def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
     """Splits a dim that is not cut."""
     shape = input.partition.shape
@@ -334,7 +333,7 @@ def unflatten(input: Sharded, dim: int, sizes: Sequence[int]) -> Sharded:
     return reshape_to(input, (*shape[:dim], *extents, *shape[dim + 1 :]))
 
 
-@register(torch.unsqueeze, torch.Tensor.unsqueeze, family="views", merged=True)
+@register(torch.unsqueeze, torch.Tensor.unsqueeze, merged=True)
 def unsqueeze(input: Sharded, dim: int) -> Sharded:
     """Adds a dim anywhere; each cut goes with its dim."""
     d = read_dim(dim, input.dim() + 1, "unsqueeze")
@@ -352,7 +351,7 @@ def with_new_dims(partition: Partition, dims: tuple[int, ...]) -> Partition:
     return Partition(tuple(shape), tuple(cuts))
 
 
-@register(torch.squeeze, torch.Tensor.squeeze, family="views", dims=["dim"], merged=True)
+@register(torch.squeeze, torch.Tensor.squeeze, dims=["dim"], merged=True)
 def squeeze(input: Sharded, dim: Integers | None = None) -> Sharded:
     """Drops dims of global extent 1; each cut goes with its dim."""
     shape = input.partition.shape
@@ -406,13 +405,13 @@ def _order_of_exchange(ndim: int, a: int, b: int) -> tuple[int, ...]:
     return tuple(order)
 
 
-@register(torch.permute, torch.Tensor.permute, family="views", merged=True)
+@register(torch.permute, torch.Tensor.permute, merged=True)
 def permute(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
     """Takes any order of the dims; each cut goes with its dim."""
     return permuted(input, integers(*dims, *named.values()))
 
 
-@register(torch.channel_shuffle, torch.native_channel_shuffle, family="views")
+@register(torch.channel_shuffle, torch.native_channel_shuffle)
 def channel_shuffle(input: Sharded, groups: int) -> Sharded:
     """Runs block by block; the channels are not cut."""
     if input.dim() < 3 or input.shape[1] % groups or input.partition.cuts[1] is not None:
@@ -423,7 +422,7 @@ def channel_shuffle(input: Sharded, groups: int) -> Sharded:
     return input.like(torch.channel_shuffle(input.local, groups))
 
 
-@register(torch.diagonal, torch.Tensor.diagonal, family="views", dims=["dim1", "dim2"])
+@register(torch.diagonal, torch.Tensor.diagonal, dims=["dim1", "dim2"])
 def diagonal(input: Sharded, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Sharded:
     """Takes the diagonal of two dims that are not cut, as a view."""
     check_uncut(input, (dim1, dim2), "diagonal of")
@@ -433,7 +432,7 @@ def diagonal(input: Sharded, offset: int = 0, dim1: int = 0, dim2: int = 1) -> S
     return input.like(block, Partition(shape, (*(input.partition.cuts[d] for d in rest), None)))
 
 
-@register(torch.diag_embed, torch.Tensor.diag_embed, family="views")
+@register(torch.diag_embed, torch.Tensor.diag_embed)
 def diag_embed(input: Sharded, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Sharded:
     """Makes the last dim, whole if it is cut, diagonals of two new dims; other cuts stay."""
     input = with_whole(input, (input.dim() - 1,), "diag_embed")
@@ -446,7 +445,7 @@ def diag_embed(input: Sharded, offset: int = 0, dim1: int = -2, dim2: int = -1) 
     return input.like(block, Partition(shape, cuts), fresh=True)
 
 
-@register(torch.diag, torch.Tensor.diag, family="views")
+@register(torch.diag, torch.Tensor.diag)
 def diag(input: Sharded, diagonal: int = 0) -> Sharded:
     """Copies the diagonal of a matrix that is not cut, or makes a matrix of one."""
     if input.dim() == 1:
@@ -458,14 +457,14 @@ def diag(input: Sharded, diagonal: int = 0) -> Sharded:
     return input.like(block, Partition(block.shape, (None,)), fresh=True)
 
 
-@register_each("tril", "triu", family="views")
+@register_each("tril", "triu")
 def triangle(operator: Operator, input: Sharded, diagonal: int = 0) -> Sharded:
     """Runs block by block, at the place that the diagonal has in the block."""
     rows, columns = input.box.lo[-2:] if input.dim() > 1 else (0, 0)
     return input.like(operator(input.block, diagonal + rows - columns), fresh=True)
 
 
-@register_each("atleast_1d", "atleast_2d", "atleast_3d", family="views")
+@register_each("atleast_1d", "atleast_2d", "atleast_3d")
 def at_least(operator: Operator, *tensors: torch.Tensor) -> Any:
     """Adds dims of extent 1, where torch does, to tensors that have fewer."""
     if len(tensors) > 1:
@@ -476,14 +475,14 @@ def at_least(operator: Operator, *tensors: torch.Tensor) -> Any:
     return reshape_to(x, operator(torch.empty(x.shape, device="meta")).shape)
 
 
-@register_each("transpose", "swapaxes", "swapdims", family="views", merged=True)
+@register_each("transpose", "swapaxes", "swapdims", merged=True)
 def transpose(_: Operator, input: Sharded, *dims: int, **named: int) -> Sharded:
     """Exchanges two dims; each cut goes with its dim."""
     a, b = (*dims, *named.values())
     return exchanged(input, a, b)
 
 
-@register_each("movedim", "moveaxis", family="views", dims=["source", "destination"], merged=True)
+@register_each("movedim", "moveaxis", dims=["source", "destination"], merged=True)
 def movedim(_: Operator, input: Sharded, source: Integers, destination: Integers) -> Sharded:
     """Moves some dims; each cut goes with its dim."""
     given, wanted = integers(source), integers(destination)
@@ -499,12 +498,7 @@ _T, _MT, _H, _MH = (getattr(torch.Tensor, name).__get__ for name in ("T", "mT", 
 
 
 @register_each(
-    (torch.t, torch.Tensor.t, _T),
-    _MT,
-    _H,
-    (torch.adjoint, torch.Tensor.adjoint, _MH),
-    family="views",
-    merged=True,
+    (torch.t, torch.Tensor.t, _T), _MT, _H, (torch.adjoint, torch.Tensor.adjoint, _MH), merged=True
 )
 def transpose_last(operator: Operator, input: Sharded, *_: object) -> Sharded:
     """Exchanges the last two dims; each cut goes with its dim."""
@@ -519,9 +513,7 @@ def transpose_last(operator: Operator, input: Sharded, *_: object) -> Sharded:
 
 
 @register_each(
-    *("unsqueeze_", "squeeze_", "transpose_", "swapaxes_", "swapdims_", "t_"),
-    family="views",
-    merged=True,
+    *("unsqueeze_", "squeeze_", "transpose_", "swapaxes_", "swapdims_", "t_"), merged=True
 )
 def view_in_place(operator: Operator, input: Sharded, *args: Any, **options: Any) -> Sharded:
     """Makes the tensor itself the view that the operator without _ returns."""
@@ -677,7 +669,7 @@ def partition_of_crop(partition: Partition, spans: Mapping[int, Span]) -> Partit
     return _lay_out_slices(partition, chosen)[1]
 
 
-@register(torch.narrow, torch.Tensor.narrow, family="views", dims=["dim"], merged=True)
+@register(torch.narrow, torch.Tensor.narrow, dims=["dim"], merged=True)
 def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded:
     """Takes any dim; elements stay on their ranks unless that leaves a rank without any."""
     first = int(start)
@@ -688,7 +680,7 @@ def narrow(input: Sharded, dim: int, start: SupportsInt, length: int) -> Sharded
     return crop(input, {dim: Span(first + extent * (first < 0), length)})
 
 
-@register(torch.select, torch.Tensor.select, family="views", dims=["dim"], merged=True)
+@register(torch.select, torch.Tensor.select, dims=["dim"], merged=True)
 def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
     """Takes any dim, the batch too; along a cut dim every rank fetches the slice."""
     position = int(index)
@@ -699,7 +691,7 @@ def select(input: Sharded, dim: int, index: SupportsInt) -> Sharded:
     return take_part(input, lay_out_part(input.grid, input.partition, spans, (dim,)))
 
 
-@register(torch.unbind, torch.Tensor.unbind, family="views", dims=["dim"], merged=True)
+@register(torch.unbind, torch.Tensor.unbind, dims=["dim"], merged=True)
 def unbind(input: Sharded, dim: int = 0) -> tuple[Sharded, ...]:
     """Returns every slice of a dim, as select."""
     parts = _lay_out_slices_of(input.grid, input.partition, operator.index(dim))
@@ -721,7 +713,6 @@ DIM_OF_SPLIT = {"vsplit": 0, "hsplit": 1, "dsplit": 2}
         "Splits any dim; each part is as of narrow.",
     ),
     dict.fromkeys(DIM_OF_SPLIT, "Splits as tensor_split along its dim."),
-    family="views",
     dims=["dim"],
     merged=True,
 )
@@ -762,7 +753,7 @@ def _lay_out_split(
     return tuple(lay_out_part(grid, partition, ((dim, span),)) for span in spans)
 
 
-@register(torch.Tensor.unfold, family="views", dims=["dimension"])
+@register(torch.Tensor.unfold, dims=["dimension"])
 def unfold(self: Sharded, dimension: int, size: int, step: int) -> Sharded:
     """Takes any dim; windows that lie within their rank's block are views of it.
 
@@ -1019,7 +1010,7 @@ def concatenate(tensors: Sequence[torch.Tensor], dim: int, name: str) -> Sharded
     return like.like(joined.block.to(dtype), plan.partition)
 
 
-@register(torch.cat, torch.concat, torch.concatenate, family="views", lazy=True)
+@register(torch.cat, torch.concat, torch.concatenate, lazy=True)
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """Joins any dim, cut or not; operands that are cut otherwise are aligned the cheapest way."""
     joined = join_channels(tensors, dim, functools.partial(_cat, dim=1))
@@ -1031,7 +1022,7 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     return concatenate(tensors, dim, "cat")
 
 
-@register(torch.stack, family="views")
+@register(torch.stack)
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0) -> Sharded:
     """Adds a dim anywhere that is not cut; operands are aligned as by cat."""
     like = next(t for t in tensors if isinstance(t, Sharded))
@@ -1053,7 +1044,7 @@ def _lay_out_stack(partition: Partition, dim: int, count: int) -> Partition:
 DIM_OF_STACK = {"vstack": 0, "row_stack": 0, "hstack": 1, "dstack": 2}
 
 
-@register_each(*DIM_OF_STACK, family="views")
+@register_each(*DIM_OF_STACK)
 def stack_along(operator: Operator, tensors: Sequence[torch.Tensor]) -> Sharded:
     """Joins as cat along its dim, if the tensors have that dim already."""
     name = operator.__name__
@@ -1090,25 +1081,6 @@ def _lay_out_expansion(partition: Partition, shape: tuple[int, ...]) -> Partitio
     return Partition(tuple(found), kept)
 
 
-def repeated(x: Sharded, counts: Sequence[int], name: str) -> Sharded:
-    """Repeats a tensor along every dim; new dims stand in front.
-
-    Distribution scheme: 1. repeat the block along dims that are not cut, 2. along each cut dim,
-    join the tensor with itself, like cat.
-    """
-    front = len(counts) - x.dim()
-    if front < 0:
-        raise LayoutError(f"{name}: {len(counts)} numbers for {x.partition}")
-    held = with_new_dims(x.partition, (0,) * front)
-    local, partition = _lay_out_repetition(held, tuple(counts))
-    y = x.like(x.native_local.repeat(local), partition, consumed=True)
-    for dim in held.cut_dims:
-        if counts[dim] != 1:
-            parts = [y] * counts[dim] or [crop(y, {dim: Span(0, 0)})]
-            y = concatenate(parts, dim, name)
-    return y
-
-
 @functools.lru_cache(LAYOUTS)
 def _lay_out_repetition(
     held: Partition, counts: tuple[int, ...]
@@ -1119,32 +1091,32 @@ def _lay_out_repetition(
     return local, Partition(shape, held.cuts)
 
 
-@register(torch.Tensor.expand, family="views")
+@register(torch.Tensor.expand)
 def expand_to_sizes(self: Sharded, *sizes: Integers, size: Integers | None = None) -> torch.Tensor:
     """Expands dims of extent 1 and new ones in front, by global shape, as a view."""
     return expanded(self, integers(*sizes) if size is None else integers(size))
 
 
-@register(torch.Tensor.expand_as, family="views")
+@register(torch.Tensor.expand_as)
 def expand_as(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Expands to the global shape of the other tensor, as a view."""
     return expanded(self, tuple(other.shape))
 
 
-@register(torch.broadcast_to, torch.Tensor.broadcast_to, family="views")
+@register(torch.broadcast_to, torch.Tensor.broadcast_to)
 def broadcast_to(input: Sharded, size: Sequence[int]) -> torch.Tensor:
     """Expands as expand."""
     return expanded(input, integers(*size))
 
 
-@register(torch.broadcast_tensors, family="views")
+@register(torch.broadcast_tensors)
 def broadcast_tensors(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Expands each tensor and keeps its cut; ordinary ones stay whole."""
     shape = torch.broadcast_shapes(*(tuple(t.shape) for t in tensors))
     return tuple(expanded(t, shape) for t in tensors)
 
 
-@register(torch.meshgrid, meshgrid_of_list, family="views")
+@register(torch.meshgrid, meshgrid_of_list)
 def meshgrid(*vectors: Any, indexing: str | None = None) -> tuple[torch.Tensor, ...]:
     """Expands each vector along a dim of its own, and keeps its cut; ordinary ones stay whole."""
     if len(vectors) == 1 and isinstance(vectors[0], list | tuple):
@@ -1162,20 +1134,31 @@ def meshgrid(*vectors: Any, indexing: str | None = None) -> tuple[torch.Tensor, 
     return broadcast_tensors(*lines)
 
 
-@register(torch.Tensor.repeat, family="views")
-def repeat(self: Sharded, *repeats: Integers, **named: Integers) -> Sharded:
-    """Repeats any dims; along a cut dim as cat of the tensor with itself."""
-    return repeated(self, integers(*repeats, *named.values()), "repeat")
+@register_each(torch.Tensor.repeat, (torch.tile, torch.Tensor.tile))
+def repeat(operator: Operator, input: Sharded, *counts: Integers, **named: Integers) -> Sharded:
+    """Repeats any dims; along a cut dim as cat of the tensor with itself.
+
+    Distribution scheme: 1. repeat the block along dims that are not cut, new ones in front, 2.
+    along each cut dim, join the tensor with itself, like cat.
+    """
+    times = integers(*counts, *named.values())
+    name = operator.__name__
+    if name == "tile":
+        times = (*[1] * (input.dim() - len(times)), *times)
+    front = len(times) - input.dim()
+    if front < 0:
+        raise LayoutError(f"{name}: {len(times)} numbers for {input.partition}")
+    held = with_new_dims(input.partition, (0,) * front)
+    local, partition = _lay_out_repetition(held, times)
+    y = input.like(input.native_local.repeat(local), partition, consumed=True)
+    for dim in held.cut_dims:
+        if times[dim] != 1:
+            parts = [y] * times[dim] or [crop(y, {dim: Span(0, 0)})]
+            y = concatenate(parts, dim, name)
+    return y
 
 
-@register(torch.tile, torch.Tensor.tile, family="views")
-def tile(input: Sharded, *dims: Integers, **named: Integers) -> Sharded:
-    """Repeats any dims; along a cut dim as cat of the tensor with itself."""
-    counts = integers(*dims, *named.values())
-    return repeated(input, (*[1] * (input.dim() - len(counts)), *counts), "tile")
-
-
-@register(torch.repeat_interleave, torch.Tensor.repeat_interleave, family="views", dims=["dim"])
+@register(torch.repeat_interleave, torch.Tensor.repeat_interleave, dims=["dim"])
 def repeat_interleave(
     input: torch.Tensor,
     repeats: int | torch.Tensor,

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hyperslab.comm import Grid, log_once, per_grid
+from hyperslab.comm import AllGatheredInts, Grid, log_once, per_grid
 from hyperslab.comm.agreement import (
     all_gather,
     broadcast_from_main,
@@ -31,7 +31,6 @@ from hyperslab.comm.agreement import (
     keeping_contact,
 )
 from hyperslab.comm.bootstrap import named, world
-from hyperslab.comm.collectives import AllGatheredInts
 from hyperslab.comm.communicator import as_sent
 from hyperslab.errors import LayoutError
 from hyperslab.tensor import Sharded

@@ -185,7 +185,7 @@ RULES: dict[Callable[..., Any], Rule] = {}
 
 def register(
     *functions: Callable[..., Any],
-    family: str = "user",
+    family: str | None = None,
     doc: str | None = None,
     dims: Sequence[str] = (),
     lazy: bool = False,
@@ -201,7 +201,8 @@ def register(
 
     Args:
         functions: the functions that users call, such as ``torch.heaviside``.
-        family: the rule's heading in the table of ops.
+        family: the rule's heading in the table of ops, by default "user"; of a rule of ours that is
+            the module of `hyperslab.ops` in which it stands.
         doc: the rule's line in the table of ops, by default the first of its docstring.
         dims: the rule's arguments that are dims of its first one. The rule gets them counted from
             the front, as numbers or tuples of numbers; one that does not exist is an IndexError.
@@ -220,7 +221,9 @@ def register(
 
     def add(run: Callable[..., Any]) -> Callable[..., Any]:
         line = doc or (run.__doc__ or "").strip().split("\n")[0]
-        rule = Rule(run, family, line, Signature.of(run, dims), lazy, merged)
+        home, _, module = (getattr(run, "__module__", None) or "").rpartition(".")
+        heading = family or (module if home == "hyperslab.ops" else "user")
+        rule = Rule(run, heading, line, Signature.of(run, dims), lazy, merged)
         for function in functions:
             RULES[function] = rule
         return run

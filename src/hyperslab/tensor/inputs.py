@@ -21,9 +21,8 @@ import torch
 import xxhash
 from torch.utils.data import get_worker_info
 
-from hyperslab.comm import Grid, per_grid
+from hyperslab.comm import AllGatheredInts, Grid, per_grid
 from hyperslab.comm.bootstrap import named
-from hyperslab.comm.collectives import AllGatheredInts
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Cut, Partition
 from hyperslab.geometry.box import Interval
@@ -119,7 +118,7 @@ class Comparisons:
     def __init__(self) -> None:
         self._owed: deque[tuple[AllGatheredInts, JudgeRows]] = deque()
         self._known: set[Hashable] = set()
-        self.digests = DoublingSteps()  # which samples are compared by their values
+        self._seen: Counter[Hashable] = Counter()  # tensors, by kind
 
     def add(self, rows: AllGatheredInts, kind: Hashable, judge: JudgeRows) -> None:
         """Judge these rows, and those before them, now if they are the first of a kind."""
@@ -130,26 +129,20 @@ class Comparisons:
             rows, judge = self._owed.popleft()
             judge(rows.read())
 
+    def of_values(self, kind: Hashable) -> bool:
+        """Count a tensor of a kind; tell if it is the 1st, 2nd, 4th, 8th ..., compared by values.
+
+        On a CUDA device a digest is a dozen kernels for every 4 million numbers: of each 512³
+        volume more than the steps' own kernels. A sampler that differs between ranks does so from
+        the start.
+        """
+        self._seen[kind] += 1
+        return self._seen[kind].bit_count() == 1
+
 
 @per_grid
 def comparisons_of(_grid: Grid) -> Comparisons:
     return Comparisons()
-
-
-class DoublingSteps:
-    """Picks the 1st, 2nd, 4th, 8th ... of the tensors of a kind, whose values are compared.
-
-    On a CUDA device a digest is a dozen kernels for every 4 million numbers: of each 512³ volume
-    more than the steps' own kernels. A sampler that differs between ranks does so from the start.
-    """
-
-    def __init__(self) -> None:
-        self._seen: Counter[Hashable] = Counter()
-
-    def due(self, kind: Hashable) -> bool:
-        """Count a tensor of this kind, and tell whether it is one of them."""
-        self._seen[kind] += 1
-        return self._seen[kind].bit_count() == 1
 
 
 Batch = Literal["global", "replica", "none"]
@@ -309,7 +302,7 @@ def _compare_samples(tensor: torch.Tensor, form: InputSpec, grid: Grid) -> None:
     counted = tuple(range(samples.dim()))
     on_cpu = grid.device.type == "cpu"
     order: tuple[int, ...] | None = memory_order(samples) if on_cpu else counted
-    if not on_cpu and not comparisons_of(grid).digests.due(form):
+    if not on_cpu and not comparisons_of(grid).of_values(form):
         # Shapes and types are still compared: every rank sends a message, whatever its own form.
         samples = samples.new_zeros(())
         order = None

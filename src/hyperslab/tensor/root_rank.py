@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from hyperslab.comm import Grid, all_reduce_sum
-from hyperslab.comm.collectives import AllGatheredInts
+from hyperslab.comm import AllGatheredInts, Grid, all_reduce_sum
 from hyperslab.errors import LayoutError
 from hyperslab.geometry import Box, Partition, TransferPlan, plan_transfers
 from hyperslab.tensor.inputs import (

@@ -22,8 +22,7 @@ from typing import Any, Literal
 
 import torch
 
-from hyperslab.comm import Grid, all_reduce_sum, per_grid, plan_exchange
-from hyperslab.comm.exchange import fetch
+from hyperslab.comm import Grid, all_reduce_sum, fetch, per_grid, plan_exchange
 from hyperslab.comm.grid import warn_of_metrics
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Box, Partition

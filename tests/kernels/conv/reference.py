@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +15,9 @@ def conv_reference(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     options: ConvOptions,
-    padding: Sequence[int],
 ) -> torch.Tensor:
     """Adds up every tap of the kernel times the inputs that it meets; differentiable."""
-    x = F.pad(x, [p for p in reversed(padding) for _ in range(2)])
+    x = F.pad(x, [p for p in reversed(options.padding) for _ in range(2)])
     kernel = weight.shape[2:]
     steps = list(zip(kernel, options.stride, options.dilation, strict=True))
     extents = [

@@ -45,15 +45,14 @@ def test_kernels_ignore_what_memory_held(
     torch.manual_seed(0)
     x = torch.randn(1, 16, *extents).to(dtype)
     weight = torch.randn(32, 16, kernel, kernel, kernel).to(dtype)
-    options = ConvOptions((stride,) * 3, (1, 1, 1), 1)
-    padding = [kernel // 2] * 3
+    options = ConvOptions((stride,) * 3, (kernel // 2,) * 3, (1, 1, 1), 1)
     expected = by_torch(x, weight, stride, kernel // 2)
     limit = LIMITS[dtype]
     for value in (float("nan"), 1e30):
         fill_freed_memory(value)
-        y = conv_forward(x, weight, None, options, padding)
+        y = conv_forward(x, weight, None, options)
         needs = [True, True, False]
-        dx, dw, _ = conv_backward(torch.ones_like(y), x, weight, options, padding, needs)
+        dx, dw, _ = conv_backward(torch.ones_like(y), x, weight, options, needs)
         for got, want in zip((y, dx, dw), expected, strict=True):
             assert got.dtype == dtype
             assert got.layout == torch.strided
@@ -118,19 +117,19 @@ def test_every_version_equals_the_reference(
 ) -> None:
     shape, kernel, stride, dilation, groups, padding = case
     torch.manual_seed(0)
-    options = ConvOptions(stride, dilation, groups)
+    options = ConvOptions(stride, padding, dilation, groups)
     x = torch.randn(shape, dtype=dtype)
     weight = torch.randn(6, shape[1] // groups, *kernel, dtype=dtype)
     bias = torch.randn(6, dtype=dtype)
     leaves = [t.double().requires_grad_() for t in (x, weight, bias)]
-    want = conv_reference(*leaves, options, padding)
+    want = conv_reference(*leaves, options)
     gradient = torch.randn_like(want)
     wanted = torch.autograd.grad(want, leaves, gradient)
     with torch.no_grad():
-        y = conv_forward(x, weight, bias, options, padding)
-        found = conv_backward(gradient.to(dtype), x, weight, options, padding, [True] * 3)
+        y = conv_forward(x, weight, bias, options)
+        found = conv_backward(gradient.to(dtype), x, weight, options, [True] * 3)
     own = [t.clone().requires_grad_() for t in (x, weight, bias)]
-    other = differentiable_conv(*own, options, padding)
+    other = differentiable_conv(*own, options)
     graphs = torch.autograd.grad(other, own, gradient.to(dtype))
     for got, expected in zip(
         (y, *found, other, *graphs), (want, *wanted, want, *wanted), strict=True
@@ -140,7 +139,7 @@ def test_every_version_equals_the_reference(
 
 def test_uneven_padding() -> None:
     x, weight = torch.randn(1, 2, 6, 5), torch.randn(3, 2, 2, 4)
-    options = ConvOptions((1, 1), (1, 1), 1)
-    got = differentiable_conv(x, weight, None, options, (0, 1), (0, 1, 0, 1))
+    options = ConvOptions((1, 1), (0, 1), (1, 1), 1)
+    got = differentiable_conv(x, weight, None, options, (0, 1, 0, 1))
     padded = F.pad(x, [1, 2, 0, 1])
-    torch.testing.assert_close(got, conv_reference(padded, weight, None, options, (0, 0)))
+    torch.testing.assert_close(got, conv_reference(padded, weight, None, options.without_padding))

@@ -50,8 +50,7 @@ class Case:
             (self.samples, self.channels, *self.extents),
             (self.channels, 1, *self.kernel),
             self.dtype,
-            ConvOptions((1,) * len(self.kernel), self.dilation, self.channels),
-            self.padding,
+            ConvOptions((1,) * len(self.kernel), self.padding, self.dilation, self.channels),
         )
 
     def volume(self, shape: tuple[int, ...], seed: int) -> torch.Tensor:
@@ -176,7 +175,7 @@ def test_both_passes_are_chosen_and_right(dtype: torch.dtype, extents: tuple[int
         dw, _ = dispatch(problem, x, g, weight, False)
         dx = dispatch(problem.of("input"), g, weight, None)
         leaf = x.double().requires_grad_()
-        y = conv_reference(leaf, weight.double(), None, problem.options, padding)
+        y = conv_reference(leaf, weight.double(), None, problem.options)
         (wanted,) = torch.autograd.grad(y, leaf, g.double())
         for got, want in ((dx, wanted), (dw, expected(case, x, g))):
             assert got.dtype == dtype

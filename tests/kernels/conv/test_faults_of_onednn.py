@@ -38,8 +38,8 @@ def problem_of(
     groups: int = 1,
 ) -> Problem:
     steps = (dilation,) * len(kernel) if isinstance(dilation, int) else dilation
-    options = ConvOptions(stride, steps, groups)
-    return problem_for(task, x, (filters, x[1] // groups, *kernel), dtype, options, padding)
+    options = ConvOptions(stride, padding, steps, groups)
+    return problem_for(task, x, (filters, x[1] // groups, *kernel), dtype, options)
 
 
 def leave_nan() -> None:
@@ -53,7 +53,7 @@ def check(problem: Problem) -> None:
     dtype = problem.dtype
     x = torch.randn(problem.x).to(dtype).double().requires_grad_()
     weight = torch.randn(problem.weight).to(dtype).double().requires_grad_()
-    y = aten_convolution(x, weight, None, problem.options, problem.padding)
+    y = aten_convolution(x, weight, None, problem.options)
     g = torch.randn_like(y).to(dtype)
     dx, dw = torch.autograd.grad(y, (x, weight), g.double())
     bias = torch.randn(problem.x[1]).to(dtype)  # of a transposed convolution
@@ -256,18 +256,18 @@ def test_one_dim_goes_round_faults_of_two(
     x: tuple[int, ...], filters: int, kernel: int, padding: int
 ) -> None:
     torch.manual_seed(0)
-    options, how = ConvOptions((4,), (1,), 1), (padding,)
+    options = ConvOptions((4,), (padding,), (1,), 1)
     volume = torch.randn(x).to(HALF)
     weight = torch.randn(filters, x[1], kernel).to(HALF)
     wide = [t.double().requires_grad_() for t in (volume, weight)]
-    expected = aten_convolution(*wide, None, options, how)
+    expected = aten_convolution(*wide, None, options)
     g = torch.randn_like(expected).to(HALF)
     leave_nan()
-    y = conv.conv_forward(volume, weight, None, options, how)
+    y = conv.conv_forward(volume, weight, None, options)
     assert y.is_contiguous()
     torch.testing.assert_close(y.double(), expected.detach(), rtol=2e-2, atol=0.3)
     leave_nan()
-    found = conv.conv_backward(g, volume, weight, options, how, [True, True, False])
+    found = conv.conv_backward(g, volume, weight, options, [True, True, False])
     gradients = torch.autograd.grad(expected, wide, g.double())
     for one, right in zip(found, gradients, strict=False):
         assert one is not None
@@ -335,10 +335,10 @@ def test_gradients_with_a_graph_are_no_kernels_for_tiles(
     problem = problem_of("weight", HALF, (1, 2, *extents), 3, kernel, stride, padding)
     g = torch.randn(problem.y).bfloat16().requires_grad_()
     needs = (True, True, True)
-    own = conv.aten_backward(g, x, weight, problem.options, problem.padding, needs)
+    own = conv.aten_backward(g, x, weight, problem.options, needs)
     assert all(one is not None and one.dtype == HALF and one.requires_grad for one in own)
     wide = [one.detach().double().requires_grad_() for one in (g, x, weight)]
-    expected = conv.aten_backward(*wide, problem.options, problem.padding, needs)
+    expected = conv.aten_backward(*wide, problem.options, needs)
     for of_all, one in ((own, expected), (second(own, g, x, weight), second(expected, *wide))):
         for got, want in zip(of_all, one, strict=True):
             torch.testing.assert_close(got.double(), want, rtol=3e-2, atol=0.3)

@@ -42,22 +42,20 @@ def problems(draw: st.DrawFn) -> Problem:
         (draw(st.sampled_from([1, 1, 2])), groups * inner, *extents),
         (groups * outer, inner, *kernel),
         torch.float32,
-        ConvOptions(stride, dilation, groups),
-        padding,
+        ConvOptions(stride, padding, dilation, groups),
     )
 
 
-VOXEL = ConvOptions(stride=(1,) * 3, dilation=(1,) * 3, groups=1)
+VOXEL = ConvOptions(stride=(1,) * 3, padding=(0,) * 3, dilation=(1,) * 3, groups=1)
 WINDOWS_OF_ONE_VOXEL = problem_for(
-    "forward", (2, 4, 3, 2, 3), (3, 4, 1, 1, 1), torch.float32, VOXEL, (0,) * 3
+    "forward", (2, 4, 3, 2, 3), (3, 4, 1, 1, 1), torch.float32, VOXEL
 )
 STEPS_OF_TWO = problem_for(
     "forward",
     (2, 3, 8, 5, 6),
     (4, 3, 3, 3, 3),
     torch.float32,
-    ConvOptions(stride=(2,) * 3, dilation=(1,) * 3, groups=1),
-    (1, 0, 2),
+    ConvOptions(stride=(2,) * 3, padding=(1, 0, 2), dilation=(1,) * 3, groups=1),
 )
 
 
@@ -69,7 +67,7 @@ def test_every_variant_equals_the_reference(problem: Problem, filters_last: bool
     torch.manual_seed(0)
     x = torch.randn(problem.x, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(problem.weight, dtype=torch.float64, requires_grad=True)
-    y = conv_reference(x, weight, None, problem.options, problem.padding)
+    y = conv_reference(x, weight, None, problem.options)
     assert y.shape == problem.y
     g = torch.randn_like(y)
     dx, dw = torch.autograd.grad(y, (x, weight), g)
@@ -112,7 +110,7 @@ def test_passes_in_bfloat16_equal_the_reference(
     torch.manual_seed(0)
     x = torch.randn(problem.x).bfloat16().double().requires_grad_()
     weight = torch.randn(problem.weight).bfloat16().double().requires_grad_()
-    y = conv_reference(x, weight, None, problem.options, problem.padding)
+    y = conv_reference(x, weight, None, problem.options)
     g = torch.randn_like(y).bfloat16()
     dx, dw = torch.autograd.grad(y, (x, weight), g.double())
     filters = weight.detach().bfloat16()
@@ -152,15 +150,13 @@ def test_passes_in_bfloat16_equal_the_reference(
 @pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_windows_of_some_samples_at_a_time(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     torch.manual_seed(0)
-    options = ConvOptions((2, 1, 1), (1, 2, 1), 1)
-    problem = problem_for(
-        "weight", (5, 3, 6, 7, 4), (4, 3, 3, 2, 3), torch.float32, options, (1, 0, 2)
-    )
+    options = ConvOptions((2, 1, 1), (1, 0, 2), (1, 2, 1), 1)
+    problem = problem_for("weight", (5, 3, 6, 7, 4), (4, 3, 3, 2, 3), torch.float32, options)
     of_a_sample = 4 * 3 * 18 * torch.Size(problem.y[2:]).numel()
     monkeypatch.setattr(matrix, "MOST_WINDOWS", of_a_sample * (at_once + 1) - 1)
     x = torch.randn(problem.x, dtype=torch.float64)
     weight = torch.randn(problem.weight, dtype=torch.float64, requires_grad=True)
-    y = conv_reference(x, weight, None, options, problem.padding)
+    y = conv_reference(x, weight, None, options)
     g = torch.randn_like(y)
     (dw,) = torch.autograd.grad(y, weight, g)
     variant = CONV_VARIANTS["weight"]["im2col"]

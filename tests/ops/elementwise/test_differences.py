@@ -59,7 +59,7 @@ def other_types() -> None:
     for right in (False, True):
         found = torch.bucketize(x, limits, right=right, out_int32=True)
         assert torch.equal(found.full(), torch.bucketize(full, limits, right=right, out_int32=True))
-    with pytest.raises(hs.LayoutError, match="boundaries are an ordinary tensor"):
+    with pytest.raises(hs.LayoutError, match=r"bucketize: .* those beside it are ordinary"):
         torch.bucketize(x, x)
 
 

@@ -114,7 +114,7 @@ def refused(case: str) -> None:
     ("case", "message"),
     [
         ("local shape", "shapes of a cut tensor are global"),
-        ("cut weight", "its parameters are ordinary tensors"),
+        ("cut weight", "those beside it are ordinary"),
         ("parameter", r"layer_norm over \(6, 4, 4\) has a parameter \(4,\)"),
     ],
 )
