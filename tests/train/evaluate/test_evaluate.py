@@ -329,7 +329,7 @@ GLOO = "[gloo/unbound_buffer.cc:129] Timed out waiting 6000ms. This is typically
 
 def lose_a_rank(made: str, words: str) -> str:
     recipe = recipe_for(Path(made), ["grid.depth=2"])
-    with pytest.raises(RuntimeError) as caught, started_ranks(recipe, {"--command": "evaluate"}):
+    with pytest.raises(RuntimeError) as caught, started_ranks(recipe, "evaluate", Path(made)):
         raise RuntimeError(words)
     return f"{type(caught.value).__name__}: {caught.value}"
 
