@@ -118,6 +118,7 @@ WRONG = {
     "plan r.yaml --json empty": "cannot write --json empty: it is a folder\n    give a file",
     "report run --json empty": "cannot write --json empty: it is a folder\n    give a file",
     "report run done --output empty": "cannot write --output empty: it is a folder",
+    "report run done --output nowhere/x.html": "cannot write --output nowhere/x.html: No such file",
     "train s.yaml": "s.yaml is a sweep, not a recipe\n    hyperslab sweep s.yaml",
     "sweep r.yaml": "r.yaml is a recipe, not a sweep\n    hyperslab train r.yaml",
     "train r.yaml output=done": "output done holds a run already\n    go on with --resume",
