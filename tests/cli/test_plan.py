@@ -114,12 +114,12 @@ def test_nothing_fits(tmp_path: Path) -> None:
         (["--figure", "plan.txt"], "give a name that ends with .png"),
         (["grid=auto"], "give --ranks"),
         (["--shape", "4,x"], "give C,D,H,W"),
-        (["--shape", "4,16,16"], "--shape 4 x 16 x 16: give channels, depth, height and width"),
-        (["--shape", "4,16,0,16"], "--shape 4 x 16 x 0 x 16: give channels"),
+        (["--shape", "4,16,16"], "--shape 4,16,16: give C,D,H,W, such as 4,512,512,512"),
+        (["--shape", "4,16,0,16"], "--shape 4,16,0,16: give C,D,H,W"),
         (["--shape", "4,3,16,16"], "--shape 4,3,16,16: "),
         (["--machine", "nowhere"], "there is no machine file nowhere"),
         (["--ranks", "17", *V100], "no grid of 17 ranks is possible"),
-        (["--ranks", "2", *V100, "--json", "nowhere/plan.json"], "cannot write the plan"),
+        (["--ranks", "2", *V100, "--json", "nowhere/plan.json"], "cannot write --json"),
     ],
 )
 def test_bad_input(tmp_path: Path, words: list[str], said: str) -> None:

@@ -12,7 +12,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from hyperslab.cli import app
-from hyperslab.cli.predict import _split, predict_as_rank
+from hyperslab.cli.options import without_overrides
+from hyperslab.cli.predict import predict_as_rank
 from hyperslab.errors import DataError, LayoutError
 from hyperslab.train.predict import predict
 from tests.formats.convert.scans import nib, numbers, write
@@ -36,7 +37,8 @@ def test_a_file_that_looks_like_an_override_is_a_file(
     monkeypatch.chdir(tmp_path)
     Path("a=b.nii").touch()
     given = ["a=b.nii", "grid.depth=2", "dir/c=d.nii", "precision=bf16"]
-    assert _split(given) == (["a=b.nii", "dir/c=d.nii"], ["grid.depth=2", "precision=bf16"])
+    files, overrides = without_overrides(given)
+    assert (files, overrides) == (["a=b.nii", "dir/c=d.nii"], ["grid.depth=2", "precision=bf16"])
 
 
 def test_what_was_done_is_said(

@@ -16,13 +16,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command, get_group
 
-from hyperslab.cli.terminal import (
-    DEBUG,
-    begin_interrupts,
-    clean_errors,
-    clean_interrupts,
-    leave_rank,
-)
+from hyperslab.cli import terminal
 from hyperslab.util.optional_libraries import current_versions
 
 COMMANDS = {
@@ -73,7 +67,7 @@ class Commands(TyperGroup):
         listed.format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
-        with clean_interrupts():
+        with terminal.clean_interrupts():
             return super().invoke(ctx)
 
 
@@ -121,16 +115,16 @@ def before_any_command(
     ] = False,
 ) -> None:
     if debug:
-        os.environ[DEBUG] = "1"
+        os.environ[terminal.DEBUG] = "1"
 
 
 def main() -> None:
     """Run the command of this process: the entry point of `hyperslab` and `python -m hyperslab`."""
-    begin_interrupts()
+    terminal.begin_interrupts()
     try:
-        with clean_interrupts(), clean_errors():
+        with terminal.clean_interrupts(), terminal.clean_errors():
             app(prog_name="hyperslab")
     except BaseException as end:
         if "RANK" in os.environ:
-            leave_rank(end)
+            terminal.leave_rank(end)
         raise

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperslab.cli.options import TrustOption, check_machine_file
+from hyperslab.cli.options import TrustOption, check_machine_file, without_overrides
 from hyperslab.cli.rank import adopt_rank, as_rank, become_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout, progress
 from hyperslab.errors import MachineError
@@ -71,7 +71,8 @@ def calibrate_command(
     Under torchrun and srun every rank runs this command.
     """
     adopt_rank()
-    recipes, overrides = _split(arguments or [])
+    files, overrides = without_overrides(arguments or [])
+    recipes = [*map(Path, files)]
     with exit_when_stopped():
         if is_started():
             if ranks and LAUNCHER_VARIABLE not in os.environ:
@@ -160,12 +161,6 @@ def calibrate_as_rank(
     if is_main:
         save_machine(result.machine, out)
         print(_summary(result, grid.size, out), flush=True)
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
-    """Tell recipes from overrides: what looks like one and is no file."""
-    overrides = [a for a in arguments if "=" in a and not Path(a).exists()]
-    return [Path(a) for a in arguments if a not in overrides], overrides
 
 
 def _check(

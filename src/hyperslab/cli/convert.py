@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, three
+from hyperslab.cli import options
 from hyperslab.cli.rank import adopt_rank, is_started
 from hyperslab.cli.terminal import counting, progress, say
 from hyperslab.errors import DataError
@@ -113,20 +113,16 @@ def folder(
     source_format: Annotated[
         str | None, typer.Option(help="Format of SRC, if it holds files of several.")
     ] = None,
-    channels: Annotated[
-        Channels | None,
-        typer.Option(help="Place of the channels in SRC, if the shapes do not tell."),
-    ] = None,
-    plugin: PluginOption = None,
-    outside_files: Annotated[
-        bool,
-        typer.Option("--outside-files", help="Allow HDF5 files to refer to files outside SRC."),
-    ] = False,
-    missing_chunks: MissingChunksOption = False,
+    channels: options.ChannelsOption = None,
+    plugin: options.PluginOption = None,
+    outside_files: options.OutsideFilesOption = False,
+    missing_chunks: options.MissingChunksOption = False,
 ) -> None:
     registry.load_plugins(plugin or [])
-    parts = None if cut is None else three("--cut", cut, int)
-    numbers = None if redshifts is None else _numbers("--redshifts", redshifts)
+    parts = None if cut is None else options.three("--cut", cut, int)
+    wanted = None if redshifts is None else tuple(options.numbers(redshifts, float))
+    if wanted == ():
+        raise typer.BadParameter(f"--redshifts {redshifts}: give numbers with commas, 0,0.5")
     chosen = None if targets is None else tuple(name.strip() for name in targets.split(","))
     registry.check_written(format, compression)
     adopt_rank()
@@ -134,7 +130,7 @@ def folder(
         registry.check_source(src, source_format)
     from hyperslab.formats.convert import Request, convert
 
-    request = Request(format, parts, subvolumes, compression, numbers, chosen)
+    request = Request(format, parts, subvolumes, compression, wanted, chosen)
 
     def run(crew: Crew | None = None) -> list[Outcome]:
         with progress() as bar:
@@ -199,7 +195,7 @@ def lits(
         bool, typer.Option("--strict", help="Exit with code 1 if a volume with labels was skipped.")
     ] = False,
 ) -> None:
-    shape = three("--size", size, int)
+    shape = options.three("--size", size, int)
     *sources, out = folders
     if len(sources) != (synthetic is None):
         needed = "SRC and OUT" if synthetic is None else "OUT alone beside --synthetic"
@@ -242,7 +238,7 @@ def respaced(
         typer.Option("--outside-files", help="Allow the list to name files outside its folder."),
     ] = False,
 ) -> None:
-    sizes = three("--spacing", spacing, float)
+    sizes = options.three("--spacing", spacing, float)
     if not src.is_file():
         check_folder(src)
         if not any(name.endswith((".nii", ".nii.gz", ".json")) for name in walk_folder(src)):
@@ -255,13 +251,6 @@ def respaced(
     _report(outcomes, out)
     if all(outcome.state == "skipped" for outcome in outcomes):
         raise typer.Exit(1)
-
-
-def _numbers(option: str, text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(number) for number in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"{option} {text}: give numbers with commas, 0,0.5") from None
 
 
 def _workers(workers: int | None) -> int:

@@ -115,8 +115,7 @@ def evaluate_command(
 
 def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Console) -> None:
     """Print the errors of every parameter or class, the bad ones too."""
-    from hyperslab.studies import score_tables
-    from hyperslab.studies.table import Table, number
+    from hyperslab.studies import table
     from hyperslab.train.evaluate import ClassEvaluation
 
     facts = result.facts
@@ -127,15 +126,15 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
     )
     if isinstance(result, ClassEvaluation):
         evaluation = {"confusion": result.confusion.tolist(), **facts}
-        tables = [*score_tables.class_tables(result.scores, evaluation)]
+        tables = [*table.class_tables(result.scores, evaluation)]
         words = "Dice of all voxels together, and the mean of the samples' own"
         if result.surfaces:
             words += "\ndistances: means over the samples that have the class in both masks"
     else:
-        tables = [*score_tables.number_tables(result.errors)]
+        tables = [*table.number_tables(result.errors)]
         words = "ratio: MSE over that of predicting the training mean; 1 means nothing was learnt"
         if spread := facts.get("uncertainty"):
-            tables.append(score_tables.coverage_table(spread["parameters"], spread["joint"]))
+            tables.append(table.coverage_table(spread["parameters"], spread["joint"]))
             words += (
                 f"\nintervals of {spread['volumes']} volumes, 95 %; residual²: squared errors over "
                 "the predicted variance, 1 if calibrated; probability: that of such ranks if "
@@ -143,10 +142,12 @@ def show_evaluation(result: Evaluation | ClassEvaluation, run: Path, console: Co
             )
         if averaged := [kind for kind in OF_VOLUMES if kind in facts]:
             of = [facts[kind]["parameters"] for kind in averaged]
-            rows = [[name, *(number(one[name]["ratio"]) for one in of)] for name in result.errors]
+            rows = [
+                [name, *(table.number(one[name]["ratio"]) for one in of)] for name in result.errors
+            ]
             head = ["ratio of volumes", *(OF_VOLUMES[kind] for kind in averaged)]
-            tables.append(Table("", head, rows))
-    console.print(*(table.for_terminal(padding=0, wrap_heads=True) for table in tables), sep="")
+            tables.append(table.Table("", head, rows))
+    console.print(*(one.for_terminal(padding=0, wrap_heads=True) for one in tables), sep="")
     console.print(
         f"{words}\nall numbers are in {run / 'evaluation'}; see them with: hyperslab report "
         f"{quote(str(run))}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperslab.cli.options import Channels, MissingChunksOption, PluginOption, TrustOption
+from hyperslab.cli import options
 from hyperslab.cli.terminal import say
 from hyperslab.comm import AXES
 from hyperslab.formats import registry
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hyperslab.formats.storage import Storage
 
 RECIPES = (".yaml", ".yml")
-OUTSIDE = "Allow HDF5 files to refer to files outside the folder."
 EXTENT = re.compile(rf"grid\.({'|'.join(AXES)})=([1-9]\d*)")
 
 
@@ -37,28 +36,25 @@ def inspect_command(
         str | None,
         typer.Option(help=f"Format of the folder: {registry.choices(registry.names())}."),
     ] = None,
-    channels: Annotated[Channels | None, typer.Option(help="Place of the channels.")] = None,
-    plugin: PluginOption = None,
+    channels: options.ChannelsOption = None,
+    plugin: options.PluginOption = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Read everything and compare every checksum.")
     ] = False,
-    outside_files: Annotated[bool, typer.Option("--outside-files", help=OUTSIDE)] = False,
-    missing_chunks: MissingChunksOption = False,
-    trust: TrustOption = None,
+    outside_files: options.OutsideFilesOption = False,
+    missing_chunks: options.MissingChunksOption = False,
+    trust: options.TrustOption = None,
 ) -> None:
     """Show what a folder holds and what reading it costs.
 
     Given a recipe, the command inspects the recipe's data.
     """
     registry.load_plugins(plugin or [])
-    says = {"format": format, "channels": channels}
     words = places or []
-    if outside_files:
-        says["outside_files"] = "true"
-    if missing_chunks:
-        says["missing_chunks"] = "true"
     if path.suffix in RECIPES and path.is_file():
-        words += [f"data.{key}={value}" for key, value in says.items() if value is not None]
+        said: dict[str, object] = {"format": format, "channels": channels}
+        said |= {"outside_files": outside_files, "missing_chunks": missing_chunks}
+        words += [f"data.{key}={value}" for key, value in said.items() if value]
         recipe = load_recipe(path, words, trust=trust_of(path, trust or ()))
         recipe.data.check_path()
         source = recipe.data.chosen_volumes()

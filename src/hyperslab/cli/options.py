@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
@@ -12,7 +13,7 @@ import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from hyperslab.comm.launchers import adopt_launcher
-from hyperslab.errors import MachineError, RecipeError
+from hyperslab.errors import RecipeError
 
 if TYPE_CHECKING:
     from hyperslab.train.samples import WindowPolicy
@@ -61,18 +62,29 @@ def windows_of_options(
     return WindowPolicy(size, chosen, blend or "gaussian")
 
 
+def numbers(text: str, kind: Callable[[str], N]) -> list[N]:
+    """Read numbers with commas between; none where a word is no number."""
+    try:
+        return [kind(word) for word in text.split(",")]
+    except ValueError:
+        return []
+
+
 def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
     """Read three numbers above 0, D,H,W; one stands for all of them; raises BadParameter."""
-    try:
-        numbers = [kind(number) for number in text.split(",")]
-        depth, height, width = numbers * 3 if len(numbers) == 1 else numbers
-        if not all(number > 0 for number in numbers):
-            raise ValueError
-    except ValueError:
-        raise typer.BadParameter(
-            f"{option} {text}: give one number or three, D,H,W, above 0"
-        ) from None
-    return depth, height, width
+    found = numbers(text, kind)
+    if len(found) not in (1, 3) or not min(found) > 0:
+        raise typer.BadParameter(f"{option} {text}: give one number or three, D,H,W, above 0")
+    return found[0], found[len(found) // 2], found[-1]
+
+
+_OVERRIDE = re.compile(r"[\w.]+=")
+
+
+def without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tell other arguments from overrides, which look like one and are no file."""
+    overrides = [a for a in arguments if _OVERRIDE.match(a) and not Path(a).exists()]
+    return [a for a in arguments if a not in overrides], overrides
 
 
 MissingChunksOption = Annotated[
@@ -100,6 +112,21 @@ PartOption = Annotated[
 PluginOption = Annotated[
     list[str] | None, typer.Option(help="Module to import that registers formats; may be repeated.")
 ]
+ChannelsOption = Annotated[
+    Literal["first", "last"] | None,
+    typer.Option(help="Place of the channels in the folder, if the shapes do not tell."),
+]
+OutsideFilesOption = Annotated[
+    bool,
+    typer.Option("--outside-files", help="Allow HDF5 files to refer to files outside the folder."),
+]
+MachineOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Machine whose times are predicted: a shipped name, or a calibrated file. Default: "
+        "the device's."
+    ),
+]
 
 
 def check_machine(name: str | None) -> None:
@@ -116,39 +143,39 @@ def check_machine(name: str | None) -> None:
         read_machine(name)
 
 
-def check_machine_file(option: str, out: Path) -> None:
-    """Refuse a machine file that cannot be written, or is there and is none.
-
-    Raises:
-        MachineError: it is refused.
-    """
-    refusal = f"cannot write {option} {out}"
-    if out.is_dir():
-        raise MachineError(f"{refusal}: it is a folder\n    give a file")
+def check_file(option: str, file: Path | None) -> None:
+    """Refuse a file that could not be written, if one is named (`RecipeError`); nothing is made."""
+    if file is None:
+        return
+    refusal = f"cannot write {option} {file}"
+    if file.is_dir():
+        raise RecipeError(f"{refusal}: it is a folder\n    give a file")
     try:
-        tempfile.TemporaryFile(dir=out.absolute().parent).close()
+        tempfile.TemporaryFile(dir=file.absolute().parent).close()
     except OSError as error:
-        raise MachineError(
+        raise RecipeError(
             f"{refusal}: {error.strerror}\n    give a file in a folder that is there"
         ) from None
-    if out.is_file():
+
+
+def check_machine_file(option: str, out: Path | None) -> None:
+    """Refuse a machine file as `check_file` does, or one that is there and is none.
+
+    Raises:
+        MachineError: as `load_machine`.
+    """
+    check_file(option, out)
+    if out is not None and out.is_file():
         from hyperslab.planner.machine import read_machine
 
         read_machine(out)
 
 
-Channels = Literal["first", "last"]
-
-
 def volume_shape(text: str) -> tuple[int, ...]:
-    """Read ``--shape``; raises BadParameter or RecipeError."""
-    try:
-        shape = tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"--shape {text}: give C,D,H,W, such as 4,512,512,512") from None
+    """Read ``--shape``; raises BadParameter."""
+    shape = tuple(numbers(text, int))
     if len(shape) != 4 or min(shape) < 1:
-        extents = " x ".join(map(str, shape))
-        raise RecipeError(f"--shape {extents}: give channels, depth, height and width")
+        raise typer.BadParameter(f"--shape {text}: give C,D,H,W, such as 4,512,512,512")
     return shape
 
 
@@ -163,10 +190,7 @@ def memory_size(text: str) -> int:
 
 def rank_counts(words: str) -> list[int]:
     """Read ``1,2,4`` of ``--ranks`` as numbers, the smallest first; raises BadParameter."""
-    try:
-        counts = [int(word) for word in words.split(",")]
-    except ValueError:
-        counts = []
+    counts = numbers(words, int)
     if not counts or min(counts) < 1 or len(set(counts)) < len(counts):
         raise typer.BadParameter(
             f"--ranks {words}: give different numbers from 1 on, such as 1,2,4"

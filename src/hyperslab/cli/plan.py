@@ -10,18 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from hyperslab.cli.options import (
-    OverridesArgument,
-    TrustOption,
-    check_machine,
-    check_machine_file,
-    memory_size,
-    volume_shape,
-)
+from hyperslab.cli import options
 from hyperslab.cli.rank import exit_when_stopped
 from hyperslab.errors import DataError, LayoutError, RecipeError, system_errors_as
 from hyperslab.launch.supervisor import cores_here, launch
@@ -31,16 +24,12 @@ from hyperslab.recipe.trust import Trust, trust_of
 from hyperslab.util.atomic_files import write_json
 from hyperslab.util.optional_libraries import importing_figures
 
-if TYPE_CHECKING:
-    from hyperslab.planner.machine import Machine
-    from hyperslab.planner.search import PlanBounds
-
 _WIDTH = 120  # columns where it is no terminal
 
 
 def plan_command(
     recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
-    overrides: OverridesArgument = None,
+    overrides: options.OverridesArgument = None,
     ranks: Annotated[
         int | None,
         typer.Option(min=1, help="Number of ranks. Default: those of the recipe's grid."),
@@ -48,10 +37,7 @@ def plan_command(
     memory: Annotated[
         str | None, typer.Option(help="Memory of a rank, such as 16GiB. Default: the machine's.")
     ] = None,
-    machine: Annotated[
-        str | None,
-        typer.Option(help="Machine: a shipped name, or a calibrated file. Default: the device's."),
-    ] = None,
+    machine: options.MachineOption = None,
     calibrate: Annotated[
         Path | None,
         typer.Option(
@@ -70,7 +56,7 @@ def plan_command(
         Path | None, typer.Option("--json", help="Write all numbers to this file.")
     ] = None,
     figure: Annotated[Path | None, typer.Option(help="Draw the plan into this PNG file.")] = None,
-    trust: TrustOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Predict the step time and memory of every grid.
 
@@ -81,22 +67,18 @@ def plan_command(
     begin = time.monotonic()
     if figure is not None and figure.suffix.lower() != ".png":
         raise typer.BadParameter(f"--figure {figure}: give a name that ends with .png")
-    nbytes = None if memory is None else memory_size(memory)
-    extents = None if shape is None else volume_shape(shape)
+    nbytes = None if memory is None else options.memory_size(memory)
+    extents = None if shape is None else options.volume_shape(shape)
     if calibrate is not None and machine is not None:
         raise typer.BadParameter("--calibrate and --machine both name a machine: give one")
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     if config.grid.auto and ranks is None:
         raise RecipeError("grid=auto needs to know for how many ranks to plan: give --ranks")
     config.check_targets_exist(*OF_A_STEP)
-    for file in filter(None, (json_path, figure)):
-        if not file.absolute().parent.is_dir():
-            raise RecipeError(f"cannot write the plan: No such file or directory: {file}")
-        if file.is_dir():
-            raise RecipeError(f"cannot write the plan: {file} is a folder\n    give a file")
-    check_machine(machine)
-    if calibrate is not None:
-        check_machine_file("--calibrate", calibrate)
+    options.check_file("--json", json_path)
+    options.check_file("--figure", figure)
+    options.check_machine(machine)
+    options.check_machine_file("--calibrate", calibrate)
     if extents is not None:
         with _naming_shape(shape):
             config.model.check_extents(extents[1:], config.data.where)
@@ -121,7 +103,13 @@ def plan_command(
         _calibrate(calibrate, count, planned_device(config), words, trust, begin)
         machine = str(calibrate)
     chosen = machine_for(machine, config)
-    bounds = _bounds(nbytes, chosen if machine else None, count, chosen.device)
+    # The limit that is asked for, else that of the named machine, else this host's.
+    if nbytes is not None or machine:
+        bounds = search.machine_bounds(chosen, search.process_bytes(chosen.device))
+    else:
+        bounds = search.host_bounds(count, chosen.device)
+    if nbytes is not None:
+        bounds = replace(bounds, nbytes=nbytes, reason="--memory")
     with _naming_shape(shape):
         job = job_of(config, extents)
         plan = search.make_plan(job, chosen, count, replace(bounds, everything=everything))
@@ -176,15 +164,3 @@ def _naming_shape(text: str | None) -> Iterator[None]:
         if text is None or "--shape" in str(error):
             raise
         raise type(error)(f"--shape {text}: {error}") from error
-
-
-def _bounds(asked: int | None, named: Machine | None, ranks: int, device: str) -> PlanBounds:
-    """Take the limit that is asked for, else that of the named machine, else this host's."""
-    from hyperslab.planner import search
-
-    process = search.process_bytes(device)
-    if asked is not None:
-        return search.PlanBounds(asked, "--memory", process)
-    if named is not None:
-        return search.machine_bounds(named, process)
-    return search.host_bounds(ranks, device)

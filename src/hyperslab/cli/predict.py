@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,8 +23,6 @@ from hyperslab.util.logs import show_logs
 
 if TYPE_CHECKING:
     from hyperslab.train.predict import InputOutcome
-
-OVERRIDE = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
 
 
 def predict_command(
@@ -67,7 +64,9 @@ def predict_command(
     """
     windows = options.windows_of_options(window, overlap, blend)
     rank.adopt_rank()
-    files, overrides = _split(inputs)
+    files, overrides = options.without_overrides(inputs)
+    if not files:
+        raise typer.BadParameter("give the files or folders to predict")
     trusted = trust_of(run / RUN_RECIPE, trust or ())
     # What is wrong before ranks have met would leave the others waiting: they are told.
     with rank.telling_ranks():
@@ -128,15 +127,6 @@ def predict_as_rank(work: Callable[..., list[InputOutcome]], out: Path) -> None:
         print(printable(_summary(outcomes, out)), flush=True)
     if failed := [outcome.reason for outcome in outcomes if outcome.state == "failed"]:
         raise failed_inputs(failed, len(outcomes))
-
-
-def _split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Tell inputs from overrides: what looks like one and is no file."""
-    overrides = [a for a in arguments if OVERRIDE.match(a) and not Path(a).exists()]
-    files = [argument for argument in arguments if argument not in overrides]
-    if not files:
-        raise typer.BadParameter("give the files or folders to predict")
-    return files, overrides
 
 
 def _summary(outcomes: Sequence[InputOutcome], out: Path) -> str:

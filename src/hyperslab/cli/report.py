@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from hyperslab.cli.options import check_file
 from hyperslab.errors import DataError, no_run
 from hyperslab.studies import check_distinct
 from hyperslab.util.optional_libraries import importing_figures
@@ -56,11 +57,8 @@ def report_command(
     for _, folder in controls:
         if not folder.is_dir():
             raise DataError(f"--control: there is no folder {folder}")
-    if json_path is not None and not json_path.absolute().parent.is_dir():
-        raise DataError(f"cannot write --json {json_path}: No such file or directory")
-    for option, file in (("--json", json_path), ("--output", output)):
-        if file is not None and file.is_dir():
-            raise DataError(f"cannot write {option} {file}: it is a folder\n    give a file")
+    check_file("--json", json_path)
+    check_file("--output", output)
     compares = len(runs) > 2 or any((run / "sweep.json").is_file() for run in runs)
     compares = compares or bool(controls) or output is not None or json_path is not None
     if compares:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hyperslab.cli.options import OverridesArgument, TrustOption, check_machine, rank_counts
+from hyperslab.cli import options
 from hyperslab.cli.rank import adopt_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm import AXES
@@ -19,15 +19,7 @@ from hyperslab.errors import LayoutError
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import OF_A_STEP, GridSection, Recipe
 from hyperslab.recipe.trust import trust_of
-from hyperslab.studies.scaling.points import (
-    RefusedPoint,
-    ScalingKind,
-    ScalingPoint,
-    grown_points,
-    not_here,
-    own_points,
-    points_or_refusals,
-)
+from hyperslab.studies.scaling import points as scaling_points
 from hyperslab.util.atomic_files import check_links, check_output
 from hyperslab.util.optional_libraries import importing_figures
 
@@ -44,7 +36,7 @@ def scale_command(
         typer.Argument(help="strong: the mini-batch stays; weak: it grows with the ranks."),
     ],
     recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
-    overrides: OverridesArgument = None,
+    overrides: options.OverridesArgument = None,
     ranks: Annotated[
         str, typer.Option(help="Numbers of ranks, one for each point, such as 1,2,4.")
     ] = "",
@@ -64,13 +56,7 @@ def scale_command(
     predict: Annotated[
         bool, typer.Option("--predict", help="Run nothing and predict; the ranks need not exist.")
     ] = False,
-    machine: Annotated[
-        str | None,
-        typer.Option(
-            help="Machine to predict for: a shipped name, or a calibrated file. Default: the "
-            "device's."
-        ),
-    ] = None,
+    machine: options.MachineOption = None,
     epochs: Annotated[
         int, typer.Option(min=2, help="Epochs of each run; the first does not count.")
     ] = 4,
@@ -78,7 +64,7 @@ def scale_command(
         Path | None,
         typer.Option(help="Folder of runs, tables and figure. Default: beside the recipe's."),
     ] = None,
-    trust: TrustOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Measure or predict how training scales.
 
@@ -92,16 +78,16 @@ def scale_command(
     if axis is not None and (kind == "weak" or axis not in (*AXES, AUTO)):
         raise typer.BadParameter(f"--axis {axis}: give strong, and one of {', '.join(AXES)}, auto")
     grids = [parse_grid(words) for words in grid or []]
-    counts = rank_counts(ranks) if ranks or not grids else []
+    counts = options.rank_counts(ranks) if ranks or not grids else []
     config = load_recipe(recipe, overrides or [], trust=trust_of(recipe, trust or ()))
     config.check_targets_exist(*(OF_A_STEP if predict else ()))
     config.check_extents()
     if not (predict or config.data.is_here):
-        raise not_here(config, "; or --predict")
-    check_machine(machine)
+        raise scaling_points.not_here(config, "; or --predict")
+    options.check_machine(machine)
     if output is not None:
         check_output(output, "--output")
-    which = ScalingKind(kind)
+    which = scaling_points.ScalingKind(kind)
     predictor_of = partial(_predictor, machine, config)
     points, refused = points_of(
         which, config, counts, axis=axis, grids=grids, predictor_of=predictor_of
@@ -165,29 +151,29 @@ def _default_output(recipe: Recipe, kind: str) -> Path:
 
 
 def points_of(
-    kind: ScalingKind,
+    kind: scaling_points.ScalingKind,
     recipe: Recipe,
     counts: list[int],
     *,
     axis: str | None,
     grids: list[GridSection],
     predictor_of: Callable[[], scaling.Predictor],
-) -> tuple[list[ScalingPoint], list[RefusedPoint]]:
+) -> tuple[list[scaling_points.ScalingPoint], list[scaling_points.RefusedPoint]]:
     """Return the points that the options ask for, by ranks, and those that cannot be.
 
     A grid that is given comes before the rule. The predictor chooses the plan's grids.
     """
-    points = own_points(kind, recipe, grids)
+    points = scaling_points.own_points(kind, recipe, grids)
     rest = [count for count in counts if count not in {point.ranks for point in points}]
     # Weak scaling has its rule already: more replicas.
     chooses = axis == AUTO or (axis is None and recipe.grid.auto)
-    weak = kind is ScalingKind.WEAK
+    weak = kind is scaling_points.ScalingKind.WEAK
     if chooses and rest and not weak:
         rule = partial(predictor_of().best_points, recipe)
     else:
         grows = "data" if weak else axis or "depth"
-        rule = partial(grown_points, kind, recipe, axis=grows)
-    more, refused = points_or_refusals(recipe, rest, rule)
+        rule = partial(scaling_points.grown_points, kind, recipe, axis=grows)
+    more, refused = scaling_points.points_or_refusals(recipe, rest, rule)
     return sorted([*points, *more], key=lambda point: point.ranks), refused
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hyperslab.cli.options import TrustOption, check_machine
+from hyperslab.cli import options
 from hyperslab.cli.rank import adopt_rank, exit_when_stopped, is_started
 from hyperslab.cli.terminal import log_to_stdout
 from hyperslab.comm import AXES
@@ -51,11 +51,8 @@ def sweep_command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs with predicted times, and run nothing.")
     ] = False,
-    machine: Annotated[
-        str | None,
-        typer.Option(help="Machine whose times are predicted. Default: the device's."),
-    ] = None,
-    trust: TrustOption = None,
+    machine: options.MachineOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Train and compare variants of a recipe.
 
@@ -72,7 +69,7 @@ def sweep_command(
         words = [*uncut, f"grid.data={ranks}", *words]
     wanted = load_sweep(sweep, words, output=output, trusted=trust or ())
     count = _ranks([variant.recipe for variant in wanted.variants], ranks)
-    check_machine(machine)
+    options.check_machine(machine)
     check_output(wanted.output, "--output")
     for variant in wanted.variants:
         variant.recipe.check_targets_exist(*(OF_A_STEP if dry_run else ()))

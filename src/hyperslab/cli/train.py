@@ -14,8 +14,7 @@ import typer
 
 from hyperslab.checkpoint import check_unused, folder_of, newest_intact, position_in
 from hyperslab.checkpoint.files import read_values
-from hyperslab.cli import rank
-from hyperslab.cli.options import OverridesArgument, TrustOption, check_machine
+from hyperslab.cli import options, rank
 from hyperslab.cli.terminal import say
 from hyperslab.errors import HyperslabError, RecipeError, Stopped, reason
 from hyperslab.launch.restarts import TrainingLaunch, requeue_when_stopped
@@ -33,11 +32,8 @@ log = logging.getLogger("hyperslab")
 
 def train_command(
     recipe: Annotated[Path, typer.Argument(help="A YAML file, see `hyperslab recipes`.")],
-    overrides: OverridesArgument = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of ranks to start; must equal that of the grid."),
-    ] = None,
+    overrides: options.OverridesArgument = None,
+    ranks: options.RanksOption = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint, on any grid.")
     ] = False,
@@ -52,10 +48,7 @@ def train_command(
         bool, typer.Option("--profile", help="Profile a few steps; the report shows them.")
     ] = False,
     profile_steps: Annotated[int, typer.Option(min=1, help="Steps to profile, after warm-up.")] = 3,
-    machine: Annotated[
-        str | None,
-        typer.Option(help="Machine for grid=auto and for the prediction beside a profile."),
-    ] = None,
+    machine: options.MachineOption = None,
     restarts: Annotated[
         int,
         typer.Option(
@@ -70,7 +63,7 @@ def train_command(
             "--requeue", help="After SIGUSR1 or SIGUSR2, put the Slurm job back into the queue."
         ),
     ] = False,
-    trust: TrustOption = None,
+    trust: options.TrustOption = None,
 ) -> None:
     """Train a network.
 
@@ -95,7 +88,7 @@ def train_command(
         if not asked.grid.auto:
             rank.check_ranks(asked, ranks)
         if rank.is_main_of_command():
-            check_machine(machine)
+            options.check_machine(machine)
         if not rank.is_started():
             asked.check_targets_exist()
             newest = newest_intact(folder_of(asked.output)) if resume else None

@@ -27,20 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hyperslab.comm.shared_memory import shared_bytes
+from hyperslab.planner import records
 from hyperslab.planner.calls import only_pass
 from hyperslab.planner.machine import Machine
-from hyperslab.planner.records import (
-    Event,
-    Exchange,
-    LocalOperator,
-    Offload,
-    Pass,
-    Sum,
-    Trace,
-    Wait,
-)
 
-PhaseName = Pass | str  # a pass of Oyama et al. 2020, or "optimizer"
+PhaseName = records.Pass | str  # a pass of Oyama et al. 2020, or "optimizer"
 
 
 Number = TypeVar("Number", int, float)
@@ -170,7 +161,7 @@ class StepCost:
 
 
 def step_cost(
-    trace: Trace, machine: Machine, ranks: int, place: NDArray[np.int64] | None = None
+    trace: records.Trace, machine: Machine, ranks: int, place: NDArray[np.int64] | None = None
 ) -> StepCost:
     """Computes the step of one of ``ranks`` ranks on a simulated clock.
 
@@ -211,12 +202,12 @@ class _StepClock:
         self.under_way: dict[int, tuple[float, float]] = {}  # exchange: when it arrives, its time
         self.reduced = 0.0  # [s] of all gradients' sums
 
-    def take(self, event: Event) -> None:
+    def take(self, event: records.Event) -> None:
         """Advances the clock by one event."""
         match event:
-            case LocalOperator():
+            case records.LocalOperator():
                 self._operator(event)
-            case Exchange():
+            case records.Exchange():
                 # 2 SR(D_halo) of section III-C: a message to each neighbour along each cut dim.
                 sizes = event.by_peer
                 seconds = self.machine.exchange_seconds(sizes, self.rank, self.place)
@@ -224,22 +215,22 @@ class _StepClock:
                     link = self.machine.link(self.rank, peer, self.place)
                     self.sent["network" if link == "network" else "node"] += nbytes
                 self.under_way[id(event)] = (self.halos.send(self.now, seconds), seconds)
-            case Wait():
+            case records.Wait():
                 arrival, seconds = self.under_way.pop(id(event.exchange))
                 exposed = self.halos.exposed(self.now, arrival, seconds)
                 self._wait("halos", event.exchange, exposed)
-            case Sum(purpose="gradients"):
+            case records.Sum(purpose="gradients"):
                 # AR of section III-C for one bucket, when it is full.
                 far = len(event.ranks) > self.machine.ranks_per_node
                 nbytes = event.nbytes - far * event.rounded // 2
                 seconds = self._sum(nbytes, event.ranks)
                 self.gradients.send(self.now, seconds)
                 self.reduced += seconds
-            case Sum():
+            case records.Sum():
                 # A batch norm's per-channel sums (section III-C).
                 seconds = self._sum(event.nbytes, event.ranks)
                 self._wait("statistics", event, seconds)
-            case Offload():
+            case records.Offload():
                 seconds = self.machine.offload_seconds(event.nbytes, self.ranks)
                 self._wait("offload", event, seconds)
 
@@ -248,7 +239,7 @@ class _StepClock:
             ranks = np.sort(self.place[np.array(ranks)]).tolist()
         return self.machine.sum_seconds(nbytes, ranks)
 
-    def _operator(self, event: LocalOperator) -> None:
+    def _operator(self, event: records.LocalOperator) -> None:
         """Adds Comp of section III-C, for every operator and not for convolutions alone."""
         # The optimizer needs all gradients: what is still under way is waited for here.
         if event.stage == "optimizer":
@@ -277,7 +268,9 @@ class _StepClock:
         self.now += exposed
         self.reduced = 0.0
 
-    def _wait(self, cause: str, event: Exchange | Sum | Offload, seconds: float) -> None:
+    def _wait(
+        self, cause: str, event: records.Exchange | records.Sum | records.Offload, seconds: float
+    ) -> None:
         phase = "forward" if event.stage == "forward" else "backward-data"
         self._layer(event.layer, phase).waiting += seconds
         self.spent[cause] += seconds
@@ -286,7 +279,7 @@ class _StepClock:
     def _layer(self, name: str, phase: PhaseName) -> LayerCost:
         return self.layers.setdefault((name, phase), LayerCost(name, phase))
 
-    def result(self, trace: Trace) -> StepCost:
+    def result(self, trace: records.Trace) -> StepCost:
         """Collects the cost once all events have happened."""
         self._settle_gradients()
         self.spent["overhead"] += self.setting.overhead.step
@@ -305,7 +298,7 @@ class _StepClock:
             halo_bytes=self.sent,
         )
 
-    def _phases(self, event: LocalOperator) -> list[tuple[PhaseName, float, int]]:
+    def _phases(self, event: records.LocalOperator) -> list[tuple[PhaseName, float, int]]:
         """Divides an operator's time among its passes: the share of each, and its flops.
 
         One that does two is divided as the times of the two alone are.
@@ -313,7 +306,7 @@ class _StepClock:
         if event.stage == "optimizer":
             return [("optimizer", 1.0, event.total_flops)]
         if not event.flops:
-            phase: Pass = "forward" if event.stage == "forward" else "backward-data"
+            phase: records.Pass = "forward" if event.stage == "forward" else "backward-data"
             return [(phase, 1.0, 0)]
         alone = [self.setting.estimate(only_pass(event, name)).seconds for name, _ in event.flops]
         return [
@@ -365,7 +358,7 @@ class RankMemory(_Parts[int]):
     process: int = 0
 
 
-def rank_memory(trace: Trace, machine: Machine, ranks: int, host: RankMemory) -> RankMemory:
+def rank_memory(trace: records.Trace, machine: Machine, ranks: int, host: RankMemory) -> RankMemory:
     """Adds up a rank's memory at the fullest moment of its trace, and what lies beside it.
 
     ``host`` has ``ahead``, ``store`` and ``process``. The paper's Table I counts activations alone;
@@ -374,7 +367,7 @@ def rank_memory(trace: Trace, machine: Machine, ranks: int, host: RankMemory) ->
     received = sum(
         nbytes
         for event in trace.events
-        if isinstance(event, Exchange) and event.stage == "forward"
+        if isinstance(event, records.Exchange) and event.stage == "forward"
         for _, nbytes in event.receives
     )
     # What is received is kept for the backward pass, a part of what autograd saves.

@@ -468,10 +468,6 @@ class Machine(MachineSection):
         # A message is as fast as its link, or as its share of the node's way out.
         return latency, max(self.message_seconds(nbytes, link) - latency, shared)
 
-    def all_reduce_seconds(self, nbytes: int, ranks: int) -> float:
-        """Computes a sum over the first ``ranks`` ranks, all of them waiting [s]; AR as well."""
-        return self.sum_seconds(nbytes, range(ranks))
-
     def sum_seconds(self, nbytes: int, ranks: Sequence[int]) -> float:
         """Computes a sum over these ranks, while all others sum over such groups [s]; AR as well.
 

@@ -262,7 +262,7 @@ class RooflineEstimate:
         samples = self.job.samples_each(grid)
         work = samples * sum(s * _largest_share(extents, grid) for extents, s in self.maps.items())
         exposed = sum(self._exposed(exchange, grid, samples) for exchange in self.exchanges)
-        reduced = self.machine.all_reduce_seconds(self.gradients, grid.size)
+        reduced = self.machine.sum_seconds(self.gradients, range(grid.size))
         # Gradients of the last layers travel while those of the first are computed.
         late = costs.Lane(self.machine.hidden.gradients).exposed(work, reduced, reduced)
         step = self.job.accumulated * (work + exposed) + late + self.fixed

@@ -46,6 +46,7 @@ from hyperslab.util.free_memory import free_memory
 from hyperslab.util.torch_internals import OpOverload, tree_leaves
 
 RankedBytes = Sequence[tuple[int, int]]  # ranks and sizes [B] of messages
+Work = Callable[[], object]  # that is timed, or comes before
 
 REPETITIONS = (5, 100)  # at least and at most
 LONG = 10  # budgets that fewer repetitions may take
@@ -83,18 +84,14 @@ class Clock:
     budget: float = 0.3
     of: Callable[[Sequence[float]], float] = median_of_turns
 
-    def seconds(
-        self, work: Callable[[], object], before: Callable[[], object] | None = None
-    ) -> float:
+    def seconds(self, work: Work, before: Work | None = None) -> float:
         """Times ``work`` [s] after warming up, the mean over ranks.
 
         All ranks call this. ``before`` runs before each repetition and is not counted.
         """
         return statistics.fmean(self.by_rank(work, before))
 
-    def by_rank(
-        self, work: Callable[[], object], before: Callable[[], object] | None = None
-    ) -> list[float]:
+    def by_rank(self, work: Work, before: Work | None = None) -> list[float]:
         """Times ``work`` [s] as `seconds` does, for each rank."""
         self._once(work, before)
         first = self._once(work, before)
@@ -142,7 +139,7 @@ class Clock:
             partial(group.sum_in_place, x, "a measurement"), before=partial(x.fill_, 1)
         )
 
-    def _once(self, work: Callable[[], object], before: Callable[[], object] | None) -> float:
+    def _once(self, work: Work, before: Work | None) -> float:
         if before is not None:
             before()
         begin = self._now()

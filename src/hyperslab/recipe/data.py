@@ -26,7 +26,6 @@ from pydantic import (
     PositiveInt,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from hyperslab.errors import DataError, RecipeError, printable, reason
@@ -71,19 +70,17 @@ class SyntheticSection(Section):
     targets: PositiveInt | None = None  # numbers to predict; None: 4 if there are no classes
     classes: Annotated[int, Field(ge=2, le=256)] | None = None  # of the voxels, if they have any
 
-    @model_validator(mode="after")
-    def _one_of_each(self) -> SyntheticSection:
+    def contradictions(self) -> Iterator[str]:
         if (self.width is None) == (self.extents is None):
-            raise ValueError(
+            yield (
                 "data.synthetic needs width=N (voxels along each side) or extents=[D, H, W], one "
                 "of them"
             )
         if self.targets is not None and self.classes is not None:
-            raise ValueError(
+            yield (
                 "data.synthetic.targets and data.synthetic.classes do not go together: targets are "
                 "for networks that predict numbers, classes for those that segment"
             )
-        return self
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -308,11 +305,8 @@ class DataSection(TargetSection):
     @classmethod
     def _import(cls, plugins: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         """Before the format is looked at, which may be theirs."""
-        try:
-            if info.context is not None and not _waits(info):
-                info.context["trust"].load_plugins(plugins, "data.plugins")
-        except DataError as error:
-            raise ValueError(str(error)) from error
+        if info.context is not None and not _waits(info):
+            info.context["trust"].load_plugins(plugins, "data.plugins")
         return plugins
 
     @field_validator("fractions")
@@ -346,76 +340,47 @@ class DataSection(TargetSection):
                 raise ValueError(f"{printable(word)!r} is not a path")
         return None if words is None else tuple(map(os.path.expanduser, words))
 
-    @model_validator(mode="after")
-    def _one_way_to_split(self) -> DataSection:
+    def contradictions(self) -> Iterator[str]:
+        """Find keys that do not go together: splits, values, files and keys, the origin."""
         if (self.fold is None) != (self.folds is None):
-            raise ValueError("data.fold and data.folds go together, such as fold: 0 and folds: 5")
+            yield "data.fold and data.folds go together, such as fold: 0 and folds: 5"
         if self.fold is not None and self.folds is not None and self.fold >= max(2, self.folds):
-            raise ValueError(
+            yield (
                 f"data.fold={self.fold} of data.folds={self.folds}: folds are 2 or more and "
                 "counted from 0"
             )
         trains = [key for key in ("train", "validation") if getattr(self, key) is not None]
         if self.folds is not None and trains:
-            raise ValueError(f"data.folds and data.{trains[0]} both choose the training samples")
+            yield f"data.folds and data.{trains[0]} both choose the training samples"
         if self.folds is None and self.listed and len(trains) < 2:
             missing = "validation" if trains == ["train"] else "train"
-            raise ValueError(f"data.{missing} is missing: data.{self.listed[0]} is given as a list")
-        if self.listed or self.folds is not None:
-            others = [key for key in ("counts", "splits", "fractions") if self._says(key)]
-            if others:
-                word = self.listed[0] if self.listed else "folds"
-                raise ValueError(f"data.{word} and data.{others[0]} are two ways to split")
-        return self
-
-    @property
-    def divides_by_mean(self) -> bool:
-        """Tell whether the transform needs the mean of a whole volume."""
-        return self.transform in ("mean", "log1p_mean")
-
-    def _says(self, key: str) -> bool:
-        return bool(getattr(self, key) != type(self).model_fields[key].default)
-
-    @model_validator(mode="after")
-    def _keys_that_go_together(self) -> DataSection:
+            yield f"data.{missing} is missing: data.{self.listed[0]} is given as a list"
+        fields = type(self).model_fields
+        ways = [
+            k for k in ("counts", "splits", "fractions") if getattr(self, k) != fields[k].default
+        ]
+        if ways and (self.listed or self.folds is not None):
+            yield f"data.{[*self.listed, 'folds'][0]} and data.{ways[0]} are two ways to split"
         if self.window is not None and self.transform not in ("auto", None):
-            raise ValueError("data.window and data.transform are two transforms; give one of them")
+            yield "data.window and data.transform are two transforms; give one of them"
         if self.multiple is not None and self.divides_by_mean:
-            raise ValueError(
-                f"data.multiple changes the mean by which data.transform={self.transform} divides"
-            )
+            yield f"data.multiple changes the mean by which data.transform={self.transform} divides"
         if self.synthetic is not None and any(
             extent % (self.subvolume or 1) for extent in self.synthetic.shape[1:]
         ):
-            raise ValueError(
-                f"data.subvolume={self.subvolume} does not divide the extents of data.synthetic"
-            )
+            yield f"data.subvolume={self.subvolume} does not divide the extents of data.synthetic"
         if self.mode == "direct" and (self.budget is not None or self.staging is not None):
-            raise ValueError(
-                "data.budget and data.staging belong to the store, but data.mode=direct"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _mapped(self) -> DataSection:
-        try:
-            mapping = self.mapping
-        except DataError as error:
-            raise ValueError(str(error)) from error
-        if mapping is not None and self.format is not None:
-            raise ValueError(
+            yield "data.budget and data.staging belong to the store, but data.mode=direct"
+        if self.mapping is not None and self.format is not None:
+            yield (
                 f"data.format={self.format} has keys and targets of its own: leave it out, or "
                 "data.files, data.keys, data.table, data.columns and data.ranges"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> DataSection:
         of_files = self.path is not None or (bool(self.listed) and not self._made)
         count = of_files + (self.synthetic is not None) + bool(self._made)
         if count != 1:
             found = "both are; make one of them null" if count else "neither is given"
-            raise ValueError(
+            yield (
                 "data.path (a folder of volumes) or data.synthetic (volumes made in memory) is "
                 f"needed, and {found}"
                 + ("" if self.target is None else "; data.target takes the place of both")
@@ -427,8 +392,12 @@ class DataSection(TargetSection):
             named.append("splits=folders")
         if not of_files and named:
             other = "data.target" if self._made else "data.synthetic"
-            raise ValueError(f"data.{named[0]} describes files, but {other} reads none")
-        return self
+            yield f"data.{named[0]} describes files, but {other} reads none"
+
+    @property
+    def divides_by_mean(self) -> bool:
+        """Tell whether the transform needs the mean of a whole volume."""
+        return self.transform in ("mean", "log1p_mean")
 
     @property
     def _made(self) -> str | None:

@@ -8,7 +8,7 @@ named by target. `MlperfSection` is what MLPerf's log says of a submission; MLPe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -186,11 +186,9 @@ class StopSection(Section):
     validation_loss: FiniteFloat | None = None  # at most; that of gaussian may be negative
     validation_mae: PositiveFloat | None = None  # at most, of networks that predict numbers
 
-    @model_validator(mode="after")
-    def _something(self) -> StopSection:
+    def contradictions(self) -> Iterator[str]:
         if not self.wanted:
-            raise ValueError("stop_at needs validation_loss or validation_mae")
-        return self
+            yield "stop_at needs validation_loss or validation_mae"
 
     @property
     def wanted(self) -> dict[str, float]:

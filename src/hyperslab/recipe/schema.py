@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Discriminator,
     Field,
@@ -23,15 +23,7 @@ from hyperslab.recipe.data import DataSection, Words
 from hyperslab.recipe.instantiate import check_exists
 from hyperslab.recipe.network import CosmoFlowSection, NetworkSection
 from hyperslab.recipe.optimizer import AdamSection, MlperfSection, OptimizerSection, StopSection
-from hyperslab.recipe.section import (
-    CodeSection,
-    OneOf,
-    Section,
-    Seed,
-    TargetSection,
-    UserPath,
-    declared,
-)
+from hyperslab.recipe.section import CodeSection, Section, Seed, TargetSection, UserPath, declared
 
 if TYPE_CHECKING:  # a type checker cannot know which classes are declared
     AnyModel = NetworkSection
@@ -69,11 +61,9 @@ class GridSection(Section):
         """Read ``grid: auto`` as ``grid: {auto: true}``."""
         return {"auto": True} if values == "auto" else values
 
-    @model_validator(mode="after")
-    def _auto_or_axes(self) -> GridSection:
+    def contradictions(self) -> Iterator[str]:
         if self.auto and self.size > 1:
-            raise ValueError("grid=auto chooses the axes itself: give no grid.depth or the like")
-        return self
+            yield "grid=auto chooses the axes itself: give no grid.depth or the like"
 
     @property
     def size(self) -> int:
@@ -119,17 +109,10 @@ LOGGERS = {
 """Loggers by their names in a recipe, each a `ScalarLog` that is imported when a run has it."""
 
 
-def _known_logger(name: str) -> str:
-    if name not in _logger_names():
-        raise ValueError(f"it should be one of {', '.join(_logger_names())}")
-    return name
-
-
-def _logger_names() -> tuple[str, ...]:
-    return ("csv", *LOGGERS)
-
-
-LoggerName = Annotated[str, AfterValidator(_known_logger), OneOf(_logger_names)]
+if TYPE_CHECKING:
+    LoggerName = str
+else:
+    LoggerName = Literal[("csv", *LOGGERS)]
 
 AnyLogger = Annotated[
     Annotated[LoggerName, Tag(BY_NAME)] | Annotated[TargetSection, Tag(BY_TARGET)],
@@ -182,64 +165,46 @@ class Recipe(CodeSection):
     # classes of the objects passed to `hyperslab.fit`, by key; hyperslab writes this itself
     handed_in: dict[str, str] = Field(default={})
 
-    @model_validator(mode="after")
-    def _goal_of_the_network(self) -> Recipe:
+    def contradictions(self) -> Iterator[str]:
+        """Find sections that do not go together: most have to suit the network."""
+        model, data = self.model, self.data
         if self.segments and self.stop_at is not None and self.stop_at.validation_mae:
-            raise ValueError(
-                f"stop_at.validation_mae does not go with model.name={self.model.name}, which "
+            yield (
+                f"stop_at.validation_mae does not go with model.name={model.name}, which "
                 "predicts no numbers: use stop_at.validation_loss"
             )
         if self.segments and self.mlperf is not None:
-            raise ValueError(f"mlperf does not go with model.name={self.model.name}")
-        return self
-
-    @model_validator(mode="after")
-    def _loss_of_the_network(self) -> Recipe:
-        if self.model.segments is None or not isinstance(self.loss, str):
-            return self
-        losses = get_args(SegmentationLoss if self.model.segments else RegressionLoss)
-        if self.loss not in losses:
-            raise ValueError(
-                f"loss={self.loss} does not go with model.name={self.model.name}: "
-                f"use one of {', '.join(losses)}"
+            yield f"mlperf does not go with model.name={model.name}"
+        if model.segments is not None and isinstance(self.loss, str):
+            losses = get_args(SegmentationLoss if model.segments else RegressionLoss)
+            if self.loss not in losses:
+                yield (
+                    f"loss={self.loss} does not go with model.name={model.name}: "
+                    f"use one of {', '.join(losses)}"
+                )
+            if self.loss == "gaussian" and getattr(model, "bounded", False):
+                yield (
+                    f"loss=gaussian does not go with model.variant={getattr(model, 'variant', '')}"
+                    ", whose tanh would bound the covariance, too: use paper2020 or sc18"
+                )
+        if data.batch_size < model.least_batch:
+            yield (
+                f"data.batch_size={data.batch_size} does not go with model.name="
+                f"{model.name}, which needs {model.least_batch} samples in a mini-batch"
             )
-        if self.loss == "gaussian" and getattr(self.model, "bounded", False):
-            raise ValueError(
-                f"loss=gaussian does not go with model.variant={getattr(self.model, 'variant', '')}"
-                ", whose tanh would bound the covariance, too: use paper2020 or sc18"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _samples_enough(self) -> Recipe:
-        if self.data.batch_size < self.model.least_batch:
-            raise ValueError(
-                f"data.batch_size={self.data.batch_size} does not go with model.name="
-                f"{self.model.name}, which needs {self.model.least_batch} samples in a mini-batch"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _logarithms_of_counts(self) -> Recipe:
-        data = self.data
         logs = data.window is None and data.transform in ("auto", "log1p", "log1p_mean")
-        if getattr(self.model, "summary_statistics", False) and not logs:
+        if getattr(model, "summary_statistics", False) and not logs:
             given = f"window={data.window}" if data.window else f"transform={data.transform}"
-            raise ValueError(
+            yield (
                 f"model.summary_statistics are those of log(1 + count), but data.{given}: "
                 "use data.transform log1p or log1p_mean"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _one_batch_norm(self) -> Recipe:
-        own = getattr(self.model, "statistics", "grid")
+        own = getattr(model, "statistics", "grid")
         if own != "grid" and self.parallelize.batch_norm not in (None, own):
-            raise ValueError(
+            yield (
                 f"model.statistics={own} and parallelize.batch_norm={self.parallelize.batch_norm} "
                 "set the same thing: give one of them"
             )
-        return self
 
     @field_validator("output", mode="before")
     @classmethod

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, Union, get_args
 
 from pydantic import (
     AfterValidator,
@@ -37,6 +37,16 @@ class Section(BaseModel):
     """A part of a recipe: no unknown keys, no changes, no infinite numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
+
+    def contradictions(self) -> Iterator[str]:
+        """Find what keys say together that cannot be; the first is the error of the section."""
+        return iter(())
+
+    @model_validator(mode="after")
+    def _without_contradictions(self) -> Self:
+        for problem in self.contradictions():
+            raise ValueError(problem)
+        return self
 
 
 class CodeSection(Section):

@@ -20,17 +20,8 @@ from hyperslab.errors import DataError
 from hyperslab.formats.targets import Parameters
 from hyperslab.recipe.compare import differences
 from hyperslab.studies import check_distinct, run_folder
-from hyperslab.train.metrics import (
-    ConfidenceInterval,
-    FloatArray,
-    Predictions,
-    averaged_over_volumes,
-    calibration_of,
-    means_of_volumes,
-    ratio_interval,
-    recalibrated,
-    volume_indices,
-)
+from hyperslab.train import metrics
+from hyperslab.train.metrics import FloatArray, Predictions
 from hyperslab.train.uncertainty import levels_of, ranks_of, standard_deviations
 from hyperslab.util.documents import read_json
 
@@ -56,7 +47,7 @@ class Scored:
 
     @cached_property
     def volumes(self) -> tuple[str, ...]:
-        return volume_indices(self.seeds[0].volumes)[0]
+        return metrics.volume_indices(self.seeds[0].volumes)[0]
 
     @property
     def true(self) -> FloatArray:
@@ -66,9 +57,8 @@ class Scored:
     @cached_property
     def errors(self) -> FloatArray:
         """Computes squared errors (S, V, P), each the mean over the samples of a volume."""
-        seeds = self.seeds
-        found = [means_of_volumes((one.predicted - one.true) ** 2, one.volumes) for one in seeds]
-        return np.stack(found)
+        squares = [((one.predicted - one.true) ** 2, one.volumes) for one in self.seeds]
+        return np.stack([metrics.means_of_volumes(*of_seed) for of_seed in squares])
 
     @cached_property
     def of_mean(self) -> FloatArray:
@@ -79,12 +69,13 @@ class Scored:
         """Returns the errors (S, V) of one parameter, or of `MEAN_CONTROL`."""
         return self._of(self.errors, parameter)
 
-    def ratio(self, parameter: str) -> ConfidenceInterval:
+    def ratio(self, parameter: str) -> metrics.ConfidenceInterval:
         """Computes the error over that of predicting the mean, on the mean over seeds."""
-        return ratio_interval(self.error(parameter), self._of(self.of_mean[None], parameter))
+        of_mean = self._of(self.of_mean[None], parameter)
+        return metrics.ratio_interval(self.error(parameter), of_mean)
 
-    def ratio_to(self, other: Scored, parameter: str) -> ConfidenceInterval:
-        return ratio_interval(self.error(parameter), other.error(parameter))
+    def ratio_to(self, other: Scored, parameter: str) -> metrics.ConfidenceInterval:
+        return metrics.ratio_interval(self.error(parameter), other.error(parameter))
 
     def ratios(self, parameter: str) -> FloatArray:
         """Computes by seed the error over that of predicting the mean (S,)."""
@@ -149,10 +140,9 @@ def read_scored(name: str, folders: Sequence[Path]) -> tuple[Scored, Scored | No
     validations = [validation for validation in found if validation is not None]
     if not tests[0].of_parts or len(validations) < len(tests):
         return plain, None
-    better = tuple(
-        recalibrated(averaged_over_volumes(test), calibration_of(validation))
-        for test, validation in zip(tests, validations, strict=True)
-    )
+    lines = map(metrics.calibration_of, validations)
+    averaged = map(metrics.averaged_over_volumes, tests)
+    better = tuple(map(metrics.recalibrated, averaged, lines))
     return plain, Scored(f"{name}, averaged and recalibrated", folders[0], better)
 
 

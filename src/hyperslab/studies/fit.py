@@ -191,7 +191,8 @@ def fit(
     if said.grid.size == 1 and grid is None and dist.is_initialized():
         extents = said.grid.model_copy(update={"depth": dist.get_world_size()})
         said = said.model_copy(update={"grid": extents})
-    _show_progress()
+    if not log.hasHandlers():  # of a program that says nothing of logs, as the command line
+        show_logs(is_main=not dist.is_initialized() or dist.get_rank() == 0)
     try:
         train(said, resume=resume, given=given.found())
     except Stopped as stopped:
@@ -322,10 +323,3 @@ def _start_ranks(recipe: Recipe) -> None:
         bootstrap.start_distributed(recipe.timeout, numbering=numbering_of(recipe))
     elif bootstrap.start_ranks(recipe.device, recipe.timeout, numbering=numbering_of(recipe)):
         atexit.register(bootstrap.stop_distributed)
-
-
-def _show_progress() -> None:
-    """Let a program that says nothing of logs show what the command line shows."""
-    if log.hasHandlers():
-        return
-    show_logs(is_main=not dist.is_initialized() or dist.get_rank() == 0)

@@ -27,13 +27,7 @@ from numpy.typing import NDArray
 from hyperslab import checkpoint as checkpoints
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.checkpoint.save_load import load, on_main
-from hyperslab.comm import Grid
-from hyperslab.comm.agreement import (
-    broadcast_from_main,
-    failure_broadcast,
-    naming_lost_ranks,
-    start_alike,
-)
+from hyperslab.comm import Grid, agreement
 from hyperslab.data import Dataset
 from hyperslab.errors import DataError, HyperslabError
 from hyperslab.formats.source import Source
@@ -44,28 +38,7 @@ from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.root_rank import gather_to_main
-from hyperslab.train import builders
-from hyperslab.train.metrics import (
-    SURFACE_TOLERANCE,
-    Counts,
-    FloatArray,
-    Predictions,
-    Scores,
-    SurfaceScores,
-    averaged_over_volumes,
-    bytes_to_measure,
-    calibration_of,
-    count_confusion,
-    errors_per_parameter,
-    means_over_parameters,
-    monai_metrics,
-    predicted_classes,
-    recalibrated,
-    scores_of,
-    sum_over_ranks,
-    surface_scores,
-    surface_summary,
-)
+from hyperslab.train import builders, metrics
 from hyperslab.train.moving_average import use_averages
 from hyperslab.train.network import NO_USER_OBJECTS, UserObjects
 from hyperslab.train.objective import MeansOfMetrics, build_metrics
@@ -79,21 +52,14 @@ from hyperslab.train.samples import (
 from hyperslab.train.sliding_windows import WindowedModel
 from hyperslab.train.step import autocast
 from hyperslab.train.uncertainty import moments_of, spread_columns, uncertainty_of
-from hyperslab.util.atomic_files import (
-    check_links,
-    created_aside,
-    make_scratch,
-    partial_path,
-    remove_scratch,
-    write_csv,
-    write_json,
-)
+from hyperslab.util import atomic_files
 from hyperslab.util.free_memory import free_memory
 from hyperslab.util.optional_libraries import current_versions
 
 log = logging.getLogger("hyperslab")
 
-SampleSurfaces = dict[str, dict[str, SurfaceScores]]  # by sample and class, not the background
+# By sample and class, not the background.
+SampleSurfaces = dict[str, dict[str, metrics.SurfaceScores]]
 
 
 @dataclass
@@ -113,7 +79,7 @@ class Surfaces:
         if self.tolerance is not None and not self.tolerance >= 0:
             raise DataError(f"tolerance {self.tolerance:g} mm: needs to be >= 0")
         self.wanted = self.tolerance is not None
-        if self.wanted and (why := broadcast_from_main(self._why_not)):
+        if self.wanted and (why := agreement.broadcast_from_main(self._why_not)):
             self.left_out.append(why)
             self.wanted = False
 
@@ -122,7 +88,7 @@ class Surfaces:
         if self.data.source.voxel_size(self.data.schedule.samples[0]) is None:
             return "the files do not say how large a voxel is"
         try:
-            monai_metrics()
+            metrics.monai_metrics()
         except HyperslabError as error:
             return str(error)
         return ""
@@ -148,7 +114,7 @@ class Surfaces:
         if voxel is None:
             self.left_out.append(f"{name}: its file does not say how large a voxel is")
             return
-        needed = bytes_to_measure(true, predicted)
+        needed = metrics.bytes_to_measure(true, predicted)
         if needed > (free := free_memory()):
             gib = 1 << 30
             self.left_out.append(
@@ -157,14 +123,14 @@ class Surfaces:
             return
         assert self.tolerance is not None
         self.found[name] = {
-            of: surface_scores(true, predicted, label, voxel, self.tolerance)
+            of: metrics.surface_scores(true, predicted, label, voxel, self.tolerance)
             for label, of in enumerate(self.data.classes)
             if label
         }
 
     def result(self) -> tuple[SampleSurfaces, list[str]]:
         """Return the scores and why some are missing; all ranks call it and get the same."""
-        found, left_out = broadcast_from_main(lambda: (self.found, self.left_out))
+        found, left_out = agreement.broadcast_from_main(lambda: (self.found, self.left_out))
         if self.data.grid.is_main and self.tolerance is not None:
             for words in left_out:
                 log.warning("surface distances are left out: %s", words)
@@ -187,29 +153,29 @@ class ClassEvaluation:
 
     classes: tuple[str, ...]
     samples: tuple[str, ...]
-    confusions: Counts
+    confusions: metrics.Counts
     masks: Masks
     facts: dict[str, Any] = field(default_factory=dict)
     surfaces: SampleSurfaces = field(default_factory=dict)
 
     @property
-    def confusion(self) -> Counts:
+    def confusion(self) -> metrics.Counts:
         """Add up the confusion matrices of all samples (C, C); the row is the true class."""
-        total: Counts = self.confusions.sum(0)
+        total: metrics.Counts = self.confusions.sum(0)
         return total
 
     @property
-    def scores(self) -> dict[str, Scores]:
+    def scores(self) -> dict[str, metrics.Scores]:
         """Return each class's scores over all voxels together, with ``dice_mean`` of `mean_dice`.
 
         Where surfaces were measured, every class but the background has `surface_summary` too.
         """
         means = mean_dice(self.confusions, self.classes)
-        found: dict[str, Scores] = {}
-        for name, scores in scores_of(self.confusion, self.classes).items():
+        found: dict[str, metrics.Scores] = {}
+        for name, scores in metrics.scores_of(self.confusion, self.classes).items():
             found[name] = {"dice_mean": means[name], **scores}
             if self.surfaces and name != self.classes[0]:
-                found[name] |= surface_summary([by[name] for by in self.surfaces.values()])
+                found[name] |= metrics.surface_summary([by[name] for by in self.surfaces.values()])
         return found
 
     def write(self, folder: Path) -> None:
@@ -220,17 +186,17 @@ class ClassEvaluation:
         rows = (
             [name, *(row.get(key, float("nan")) for key in keys)] for name, row in scores.items()
         )
-        write_csv(folder / "metrics.csv", ["class", *keys], rows)
+        atomic_files.write_csv(folder / "metrics.csv", ["class", *keys], rows)
         rows = ([n, *row] for n, row in zip(classes, self.confusion.tolist(), strict=True))
-        write_csv(folder / "confusion.csv", ["true \\ predicted", *classes], rows)
-        write_csv(folder / "samples.csv", *self._by_sample())
+        atomic_files.write_csv(folder / "confusion.csv", ["true \\ predicted", *classes], rows)
+        atomic_files.write_csv(folder / "samples.csv", *self._by_sample())
         arrays: dict[str, Any] = {f"mask_{i}": mask for i, mask in enumerate(self.masks.values())}
         if len({mask.shape for mask in self.masks.values()}) == 1:
             arrays = {"masks": np.stack(list(self.masks.values()))}
-        with created_aside(folder / "masks.npz") as file:
+        with atomic_files.created_aside(folder / "masks.npz") as file:
             np.savez_compressed(file, samples=np.array(list(self.masks)), **arrays)
         content = {"classes": scores, "confusion": self.confusion.tolist(), **self.facts}
-        write_json(folder / FACTS_FILE, content)
+        atomic_files.write_json(folder / FACTS_FILE, content)
 
     def _by_sample(self) -> tuple[list[str], list[list[object]]]:
         """Return the table of samples; cells are empty where no surface was measured."""
@@ -241,7 +207,7 @@ class ClassEvaluation:
             head += [f"{kind}_{name}" for name in self.classes[1:] for kind in of]
         rows: list[list[object]] = []
         for sample, confusion in zip(self.samples, self.confusions, strict=True):
-            scores = scores_of(confusion, self.classes).values()
+            scores = metrics.scores_of(confusion, self.classes).values()
             rows.append([sample, *(score[kind] for score in scores for kind in kinds)])
             for name in self.classes[1:] if self.surfaces else ():
                 one = self.surfaces.get(sample, {}).get(name)
@@ -249,12 +215,12 @@ class ClassEvaluation:
         return head, rows
 
 
-def mean_dice(confusions: Counts, classes: Sequence[str]) -> dict[str, float]:
+def mean_dice(confusions: metrics.Counts, classes: Sequence[str]) -> dict[str, float]:
     """Average the samples' own Dice by class, over the samples that have such voxels.
 
     NaN where none has. Every sample counts alike here, a large organ no more than a small one.
     """
-    of_samples = [scores_of(confusion, classes) for confusion in confusions]
+    of_samples = [metrics.scores_of(confusion, classes) for confusion in confusions]
     there = confusions.sum(2) > 0
     return {
         name: float(np.mean(values)) if values else float("nan")
@@ -269,12 +235,13 @@ def evaluate_segmentation(
     data: Dataset,
     recipe: Recipe,
     tolerance: float | None = None,
-    metrics: MeansOfMetrics | None = None,
+    further: MeansOfMetrics | None = None,
     windows: WindowPolicy | None = None,
 ) -> ClassEvaluation:
-    """Predict every sample once; the counts are the same on every rank. ``metrics`` see them, too.
+    """Predict every sample once; the counts are the same on every rank.
 
     With ``windows`` in windows that overlap; with a ``tolerance`` `Surfaces` are measured.
+    ``further`` metrics see all, too.
 
     Distribution scheme: 1. each rank counts its boxes of every sample, 2. one sum over all ranks
     in the end; 3. the masks to be shown are collected on the main rank, as bytes, and where
@@ -299,16 +266,16 @@ def evaluate_segmentation(
         if added:
             prediction = cast(Sharded, prediction[slice(None), *inside])
             y = cast(Sharded, y[inside])
-        if metrics is not None:
-            metrics.add(prediction, y)
-        predicted = predicted_classes(prediction)
-        counts.append(count_confusion(predicted, y, size))
+        if further is not None:
+            further.add(prediction, y)
+        predicted = metrics.predicted_classes(prediction)
+        counts.append(metrics.count_confusion(predicted, y, size))
         surfaces.add(predicted, y)
         if len(names) < MASKS_SHOWN:
             whole = gather_to_main(predicted)
             masks += [] if whole is None else list(whole)
         names += data.shown_names
-    confusions = sum_over_ranks(torch.cat(counts), grid).cpu().numpy()
+    confusions = metrics.sum_over_ranks(torch.cat(counts), grid).cpu().numpy()
     shown = dict(zip(names, masks[:MASKS_SHOWN], strict=False))
     found, left_out = surfaces.result()
     facts: dict[str, Any] = {}
@@ -335,10 +302,10 @@ class Evaluation:
     ``validation`` are the predictions of the validation split, where lines were fitted to them.
     """
 
-    predictions: Predictions
+    predictions: metrics.Predictions
     errors: dict[str, dict[str, float]]
     facts: dict[str, Any]
-    validation: Predictions | None = None
+    validation: metrics.Predictions | None = None
 
     def write(self, folder: Path) -> None:
         """Write ``predictions.csv``, ``metrics.csv``, ``metrics.json``, each whole or not.
@@ -350,11 +317,11 @@ class Evaluation:
             write_predictions(folder / VALIDATION_FILE, self.validation)
         keys = list(self.errors[self.predictions.names[0]])
         errors = ([name, *row.values()] for name, row in self.errors.items())
-        write_csv(folder / "metrics.csv", ["parameter", *keys], errors)
-        write_json(folder / FACTS_FILE, {"parameters": self.errors, **self.facts})
+        atomic_files.write_csv(folder / "metrics.csv", ["parameter", *keys], errors)
+        atomic_files.write_json(folder / FACTS_FILE, {"parameters": self.errors, **self.facts})
 
 
-def write_predictions(path: Path, p: Predictions) -> None:
+def write_predictions(path: Path, p: metrics.Predictions) -> None:
     """Write one row a sample, with the volume that it is a part of.
 
     Last come `spread_columns`, where the predictions have a covariance.
@@ -367,7 +334,7 @@ def write_predictions(path: Path, p: Predictions) -> None:
     head += spread
     values = np.column_stack([values, *spread.values()])
     rows = zip(p.samples, p.volumes, values.tolist(), strict=True)
-    write_csv(path, head, ([sample, volume, *row] for sample, volume, row in rows))
+    atomic_files.write_csv(path, head, ([sample, volume, *row] for sample, volume, row in rows))
 
 
 def evaluate_regression(
@@ -375,30 +342,30 @@ def evaluate_regression(
     data: Dataset,
     recipe: Recipe,
     validation: Dataset | None = None,
-    metrics: MeansOfMetrics | None = None,
+    further: MeansOfMetrics | None = None,
 ) -> Evaluation:
     """Predict every sample once; every rank gets the same.
 
     With ``validation``, the validation split, a line for each parameter is fitted to its volumes
-    and recalibrates the predictions for the volumes of ``data``. ``metrics`` see all of ``data``.
+    and recalibrates the predictions for the volumes of ``data``. ``further`` see all of it.
     """
     mean = training_mean(data, recipe)
-    predictions = _predictions_of_split(model, data, recipe, mean, metrics)
-    errors = errors_per_parameter(predictions)
+    predictions = _predictions_of_split(model, data, recipe, mean, further)
+    errors = metrics.errors_per_parameter(predictions)
     facts: dict[str, Any] = {
-        "mean": means_over_parameters(errors),
+        "mean": metrics.means_over_parameters(errors),
         "training_mean": dict(zip(data.targets, mean.tolist(), strict=True)),
     }
     if uncertainty := uncertainty_of(predictions):
         facts["uncertainty"] = uncertainty
-    whole = averaged_over_volumes(predictions)
+    whole = metrics.averaged_over_volumes(predictions)
     if len(whole.samples) < len(predictions.samples):
         facts["averaged"] = {"volumes": len(whole.samples), **_errors_and_means(whole)}
     if validation is None:
         return Evaluation(predictions, errors, facts)
     seen = _predictions_of_split(model, validation, recipe, mean)
-    lines = calibration_of(seen)
-    better = recalibrated(whole, lines)
+    lines = metrics.calibration_of(seen)
+    better = metrics.recalibrated(whole, lines)
     facts["recalibrated"] = {
         "volumes": len(whole.samples),
         **_errors_and_means(better),
@@ -413,9 +380,9 @@ def _predictions_of_split(
     model: torch.nn.Module,
     data: Dataset,
     recipe: Recipe,
-    mean: FloatArray,
-    metrics: MeansOfMetrics | None = None,
-) -> Predictions:
+    mean: metrics.FloatArray,
+    further: MeansOfMetrics | None = None,
+) -> metrics.Predictions:
     """Return what is predicted for all samples, as in epoch 0; every rank gets the same."""
     model.eval()
     names: list[str] = []
@@ -424,15 +391,15 @@ def _predictions_of_split(
     for x, y in data.epoch(0):
         with autocast(data.grid.device, recipe.precision):
             prediction = model(x)
-            if metrics is not None:
-                metrics.add(prediction, y)
+            if further is not None:
+                further.add(prediction, y)
         targets.append(y.full().double().cpu())
         outputs.append(prediction.full().double().cpu())
         names += data.shown_names
     predicted, covariance = moments_of(torch.cat(outputs).numpy(), len(data.targets))
     source = data.source
     volumes = {name: source.volume(sample) for sample, name in enumerate(source.names)}
-    return Predictions(
+    return metrics.Predictions(
         parameters=data.parameters,
         samples=tuple(names),
         true=torch.cat(targets).numpy(),
@@ -443,12 +410,12 @@ def _predictions_of_split(
     )
 
 
-def _errors_and_means(p: Predictions) -> dict[str, Any]:
-    errors = errors_per_parameter(p)
-    return {"parameters": errors, "mean": means_over_parameters(errors)}
+def _errors_and_means(p: metrics.Predictions) -> dict[str, Any]:
+    errors = metrics.errors_per_parameter(p)
+    return {"parameters": errors, "mean": metrics.means_over_parameters(errors)}
 
 
-def training_mean(data: Dataset, recipe: Recipe) -> FloatArray:
+def training_mean(data: Dataset, recipe: Recipe) -> metrics.FloatArray:
     """Return the mean of the normalised targets (P,) over the training split.
 
     Of all samples, where all are measured and they have no such split: a folder of a few others.
@@ -553,7 +520,7 @@ def evaluate(
     split: str = "test",
     overrides: Sequence[str] = (),
     calibrate: bool = False,
-    surfaces: float | None = SURFACE_TOLERANCE,
+    surfaces: float | None = metrics.SURFACE_TOLERANCE,
     windows: WindowPolicy | None = None,
     given: UserObjects = NO_USER_OBJECTS,
     trust: Trust | None = None,
@@ -589,15 +556,8 @@ def evaluate(
         check_calibrated(split)
     run = Path(run)
     recipe = recipe_for(run, overrides, axis="data" if windows is None else "depth", trust=trust)
-    options: dict[str, object] = {
-        "checkpoint": checkpoint,
-        "split": split,
-        "calibrate": calibrate,
-        **({} if windows is None else windows.facts),
-    }
-    facts = launch_facts(recipe, command="evaluate", run=str(run.absolute()), **options)
-    with started_ranks(recipe, facts), ExitStack() as stack:
-        grid = Grid(**recipe.grid.model_dump())
+    options = {"checkpoint": checkpoint, "split": split, "calibrate": calibrate}
+    with started_ranks(recipe, "evaluate", run, windows, **options) as grid, ExitStack() as stack:
         path = find_checkpoint(run, checkpoint)
 
         def opened(recipe: Recipe, split: str) -> Dataset:
@@ -626,13 +586,13 @@ def evaluate(
             )
         begin = time.perf_counter()
         cuda = grid.device.type == "cuda"
-        metrics = MeansOfMetrics(grid, build_metrics(recipe, about, given))
+        further = MeansOfMetrics(grid, build_metrics(recipe, about, given))
         result: Evaluation | ClassEvaluation
         if data.classes:
-            result = evaluate_segmentation(model, data, recipe, surfaces, metrics, windows)
+            result = evaluate_segmentation(model, data, recipe, surfaces, further, windows)
         else:
             seen = opened(recipe, "validation") if calibrate else None
-            result = evaluate_regression(model, data, recipe, seen, metrics)
+            result = evaluate_regression(model, data, recipe, seen, further)
         result.facts.update(
             samples=len(data),
             split=split,
@@ -641,7 +601,7 @@ def evaluate(
             weights=sum(p.numel() for p in model.parameters()),
             grid=grid.extents,
             precision=recipe.precision,
-            **({"metrics": metrics.result()} if metrics.metrics else {}),
+            **({"metrics": further.result()} if further.metrics else {}),
             seconds=time.perf_counter() - begin,
             device=torch.cuda.get_device_name(grid.device) if cuda else "CPU",
             date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -650,10 +610,10 @@ def evaluate(
         folder = run / "evaluation"
 
         def write() -> None:
-            check_links(run, folder.name)
+            atomic_files.check_links(run, folder.name)
             write_evaluation(result, folder)
 
-        broadcast_from_main(write, failing=f"cannot write into {folder}")
+        agreement.broadcast_from_main(write, failing=f"cannot write into {folder}")
     return result
 
 
@@ -665,8 +625,8 @@ def write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None
     Raises:
         OSError: they cannot be written; what was there stays.
     """
-    aside = partial_path(folder)
-    make_scratch(aside)
+    aside = atomic_files.partial_path(folder)
+    atomic_files.make_scratch(aside)
     try:
         result.write(aside)
         folder.mkdir(exist_ok=True)
@@ -676,17 +636,23 @@ def write_evaluation(result: Evaluation | ClassEvaluation, folder: Path) -> None
         for path in sorted(aside.iterdir(), key=lambda path: path.name == FACTS_FILE):
             path.replace(folder / path.name)
     finally:
-        remove_scratch(aside)
+        atomic_files.remove_scratch(aside)
 
 
 @contextmanager
-def started_ranks(recipe: Recipe, facts: dict[str, Any]) -> Iterator[None]:
-    """Start the ranks of a command, which all have the same ``facts``, and end them afterwards."""
-    started = start_alike(recipe.device, recipe.timeout, facts, builders.numbering_of(recipe))
-    what = f"{facts['--command']} with timeout={recipe.timeout:g} s"
+def started_ranks(
+    recipe: Recipe, command: str, run: Path, windows: WindowPolicy | None = None, **options: object
+) -> Iterator[Grid]:
+    """Give the grid of the ranks of a command on a run, which all have the same ``options``."""
+    options |= {"run": str(run.absolute()), **({} if windows is None else windows.facts)}
+    facts = launch_facts(recipe, command=command, **options)
+    numbering = builders.numbering_of(recipe)
+    started = agreement.start_alike(recipe.device, recipe.timeout, facts, numbering)
+    what = f"{command} with timeout={recipe.timeout:g} s"
+    lost = agreement.naming_lost_ranks(what, "run the same command again")
     try:
-        with failure_broadcast(), naming_lost_ranks(what, "run the same command again"):
-            yield
+        with agreement.failure_broadcast(), lost:
+            yield Grid(**recipe.grid.model_dump())
     finally:
         if started:
             dist.destroy_process_group()

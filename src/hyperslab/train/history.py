@@ -108,14 +108,10 @@ class HistoryFile:
 
     def add(self, row: Mapping[str, object]) -> None:
         """Append one row, numbers with nine digits; None becomes an empty cell."""
-        self.writer.writerow({name: _csv_cell(value) for name, value in row.items()})
+        self.writer.writerow({k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()})
 
     def close(self) -> None:
         self.file.close()
-
-
-def _csv_cell(value: Any) -> object:
-    return value if value is None or isinstance(value, int | str) else f"{value:.9g}"
 
 
 log = logging.getLogger("hyperslab")

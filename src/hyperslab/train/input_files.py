@@ -19,14 +19,9 @@ from numpy.typing import NDArray
 
 from hyperslab.checkpoint.run_state import DataCard
 from hyperslab.errors import DataError, printable
+from hyperslab.formats.arrays import scan
 from hyperslab.formats.arrays.layouts import HDF5_SUFFIXES as HDF5
 from hyperslab.formats.arrays.open import kind_of_file
-from hyperslab.formats.arrays.scan import (
-    TARGET_SUFFIX,
-    files_matching,
-    files_of_volumes,
-    is_one_file,
-)
 from hyperslab.formats.arrays.source import Hdf5Folder, MappedFolder, ZarrFolder, numbers_of_volume
 from hyperslab.formats.files import DataMap, check_names, walk_folder
 from hyperslab.formats.nifti import image
@@ -92,7 +87,7 @@ def list_inputs(
     """
     found: dict[str, InputFile] = {}
     for argument in arguments:
-        if not argument.is_dir() or is_one_file(argument):
+        if not argument.is_dir() or scan.is_one_file(argument):
             inputs = [InputFile(argument, input_name(argument.name))]
         else:
             inputs = _in_folder(argument, mapping, labels)
@@ -171,13 +166,13 @@ def _in_folder(folder: Path, mapping: DataMap | None, labels: Sequence[Path]) ->
     if mapping is None:
         return _files_below(folder, labels)
     of_files = bool(mapping.fields) and mapping.of_files
-    if of_files or files_matching(folder, mapping.files):
+    if of_files or scan.files_matching(folder, mapping.files):
         return _files_of_mapping(folder, mapping)
     return _files_below(folder, labels)
 
 
 def _files_below(folder: Path, known: Sequence[Path]) -> list[InputFile]:
-    names = [name for name in walk_folder(folder) if is_one_file(folder / name)]
+    names = [name for name in walk_folder(folder) if scan.is_one_file(folder / name)]
     lists = [name for name in names if name.endswith(LISTS)]
     listed = [path for name in lists for path in labels_of_list(folder / name)]
     labels = {os.path.realpath(path) for path in (*known, *listed)}
@@ -189,13 +184,13 @@ def _files_below(folder: Path, known: Sequence[Path]) -> list[InputFile]:
         and os.path.realpath(folder / name) not in labels
     ]
     if not found and any(name.endswith(ARRAY_SUFFIXES) for name in names):
-        found = files_of_volumes(folder, DataMap())  # which knows fields of several kinds
+        found = scan.files_of_volumes(folder, DataMap())  # which knows fields of several kinds
         found = [
             name
             for name in found
-            if name.endswith(ARRAY_SUFFIXES) and not name.endswith(TARGET_SUFFIX)
+            if name.endswith(ARRAY_SUFFIXES) and not name.endswith(scan.TARGET_SUFFIX)
         ]
-        found = [name for name in found if is_one_file(folder / name)]
+        found = [name for name in found if scan.is_one_file(folder / name)]
     if found:
         check_names(folder, found)
         return [_input_file(folder, name) for name in found]
@@ -211,7 +206,7 @@ def _files_of_mapping(folder: Path, mapping: DataMap) -> list[InputFile]:
     if not said.of_files:
         said = replace(said, fields=())
     columns = [
-        [_input_file(folder, name) for name in files_of_volumes(folder, of, table)]
+        [_input_file(folder, name) for name in scan.files_of_volumes(folder, of, table)]
         for of in said.of_fields
     ]
     first = columns[0]

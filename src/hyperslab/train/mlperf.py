@@ -80,10 +80,8 @@ class MlperfLog(RunEvents):
         self.log.event(keys.CACHE_CLEAR, True)
         self.log.start(keys.INIT_START)
         self.log.event(keys.SUBMISSION_BENCHMARK, BENCHMARK)
-        self.log.event(keys.SUBMISSION_ORG, about.org)
-        self.log.event(keys.SUBMISSION_DIVISION, about.division)
-        self.log.event(keys.SUBMISSION_STATUS, about.status)
-        self.log.event(keys.SUBMISSION_PLATFORM, about.platform)
+        for word in ("ORG", "DIVISION", "STATUS", "PLATFORM"):
+            self.log.event(getattr(keys, f"SUBMISSION_{word}"), getattr(about, word.lower()))
         for key, value in _hyper_parameters(recipe, grid).items():
             self.log.event(key, value)
         self.log.end(keys.INIT_STOP)

@@ -39,21 +39,14 @@ from hyperslab.formats.files import Stamp, lock_folder
 from hyperslab.formats.nifti.image import Mask
 from hyperslab.formats.views import fill_as, rounded_up, selected
 from hyperslab.geometry import Box
-from hyperslab.recipe.compare import launch_facts
 from hyperslab.recipe.load import recipe_for
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.trust import Trust
 from hyperslab.tensor import Sharded
-from hyperslab.train import mask_files
+from hyperslab.train import input_files, mask_files
 from hyperslab.train.builders import build_model
 from hyperslab.train.evaluate import find_checkpoint, started_ranks
-from hyperslab.train.input_files import (
-    MASK_SUFFIXES,
-    InputFile,
-    check_prediction,
-    inputs_for,
-    trained_on,
-)
+from hyperslab.train.input_files import InputFile
 from hyperslab.train.input_volumes import ArrayVolume, NiftiVolume, block_of_sample, open_volume
 from hyperslab.train.metrics import predicted_classes
 from hyperslab.train.moving_average import use_averages
@@ -62,13 +55,7 @@ from hyperslab.train.samples import WindowPolicy
 from hyperslab.train.sliding_windows import blended_layers
 from hyperslab.train.step import autocast
 from hyperslab.train.uncertainty import moments_of, spread_columns
-from hyperslab.util.atomic_files import (
-    append_whole,
-    json_lines,
-    partial_path,
-    write_bytes,
-    write_csv,
-)
+from hyperslab.util import atomic_files
 from hyperslab.util.documents import read_json_lines
 
 T = TypeVar("T")
@@ -98,7 +85,7 @@ class TrainedNetwork:
             DataError: it does not say what the network was trained on.
             RecipeError: the recipe's network is not for such volumes, or cannot be made.
         """
-        about = on_main(partial(trained_on, checkpoint), f"cannot read {checkpoint}")
+        about = on_main(partial(input_files.trained_on, checkpoint), f"cannot read {checkpoint}")
         try:
             model = build_model(recipe, about, grid, given)
         except RecipeError as error:
@@ -214,7 +201,7 @@ class Journal:
         self.rows: dict[str, JournalRow] = listed if first == by else {}
         with system_errors_as(DataError, f"cannot write into {folder}", named=False):
             folder.mkdir(parents=True, exist_ok=True)
-            write_bytes(self.path, json_lines([by, *self.rows.values()]))
+            atomic_files.write_bytes(self.path, atomic_files.json_lines([by, *self.rows.values()]))
 
     def done(self, entry: InputFile) -> bool:
         """Check whether this very file is done."""
@@ -241,7 +228,7 @@ class Journal:
         """
         row = {"name": entry.name, **state, **result}
         self.rows[entry.name] = row
-        append_whole(self.path, json_lines([row]))
+        atomic_files.append_whole(self.path, atomic_files.json_lines([row]))
 
 
 def _is_row(row: Any) -> bool:
@@ -368,7 +355,7 @@ class ResultFolder:
         )
         with closing(volume):
             shape = volume.shape[1:]
-            under_way = partial_path(self.folder / f"{entry.name}-mask.bytes")
+            under_way = atomic_files.partial_path(self.folder / f"{entry.name}-mask.bytes")
             begun = self._on_main(lambda: self._begun(entry, state, under_way, shape))
             mask = mask_files.MaskBytes(under_way, shape, begun)
             with closing(mask):
@@ -421,7 +408,7 @@ class ResultFolder:
         self.journal.add(entry, state, **{UNDER_WAY: done})
 
     def _mask_path(self, entry: InputFile) -> Path:
-        return self.folder / f"{entry.name}{MASK_SUFFIXES[self.format]}"
+        return self.folder / f"{entry.name}{input_files.MASK_SUFFIXES[self.format]}"
 
     def _numbers(self, entry: InputFile, state: JournalRow) -> None:
         data = self.network.recipe.data
@@ -470,7 +457,7 @@ class ResultFolder:
                 further = {key: values.item() for key, values in spread.items()}
                 rows.append([file, name, *pairs.ravel().tolist(), *further.values()])
         head = ["file", "sample", *kinds, *further]
-        write_csv(self.folder / PARAMETERS_FILE, head, rows)
+        atomic_files.write_csv(self.folder / PARAMETERS_FILE, head, rows)
 
 
 def predict(
@@ -519,16 +506,13 @@ def predict(
         "native": native,
         "format": format,
         "inputs": [str(i) for i in inputs],
-        **({} if windows is None else windows.facts),
+        "out": str(folder.absolute()),
     }
-    where = {"run": str(Path(run).absolute()), "out": str(folder.absolute())}
-    facts = launch_facts(recipe, command="predict", **where, **options)
-    with started_ranks(recipe, facts):
-        grid = Grid(**recipe.grid.model_dump())
+    with started_ranks(recipe, "predict", Path(run), windows, **options) as grid:
         network = TrainedNetwork.of(recipe, find_checkpoint(Path(run), checkpoint), grid, given)
-        check_prediction(recipe, network.about, windows, format)
+        input_files.check_prediction(recipe, network.about, windows, format)
         entries = broadcast_from_main(
-            lambda: inputs_for(network.about, inputs, recipe.data),
+            lambda: input_files.inputs_for(network.about, inputs, recipe.data),
             failing="cannot list the inputs",
         )
         with ExitStack() as stack:

@@ -9,13 +9,15 @@ the step's begin. Rows that a rank works or waits in never overlap; `UNDER_WAY` 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, reason
 from hyperslab.util.atomic_files import write_json
 from hyperslab.util.documents import check_json_memory, read_bytes
+
+T = TypeVar("T")
 
 Stage = Literal["forward", "backward", "optimizer"]
 
@@ -123,27 +125,34 @@ def write_profile(path: Path, profile: Profile) -> None:
     write_json(path, profile.model_dump())
 
 
-def read_profile(path: Path) -> Profile:
-    """Read a profile or a prediction.
+def read_document(path: Path, kind: TypeAdapter[T], what: str, again: str) -> T:
+    """Read a JSON file that holds one object of a ``kind``, as errors call it by ``what``.
 
     Raises:
-        DataError: it cannot be read or is not one; names the file and the place.
+        DataError: it cannot be read or is none; names the file and the place, and what makes it
+            ``again``.
     """
     try:
         data = read_bytes(path)
         check_json_memory(data)
-        return Profile.model_validate_json(data)
+        return kind.validate_json(data)
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise DataError(
-            f"{path} is not a profile: {where}: {first['msg']}\n"
-            "    remove it, and profile again with hyperslab train --profile"
-        ) from error
+        raise DataError(f"{path} cannot be read: {reason(error)}") from error
     except ValueError as error:
-        raise DataError(f"{path} is not a profile: {error}") from error
+        words = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            words = f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+        raise DataError(f"{path} is not {what}: {words}\n    remove it{again}") from error
+
+
+_PROFILE = TypeAdapter(Profile)
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a profile or a prediction; raises as `read_document`."""
+    again = ", and profile again with hyperslab train --profile"
+    return read_document(path, _PROFILE, "a profile", again)
 
 
 def read_profiles(run: Path) -> list[Profile]:

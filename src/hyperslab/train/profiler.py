@@ -38,20 +38,8 @@ from hyperslab.comm.shared_memory import SharedChannels
 from hyperslab.data.dataset import Prefetcher
 from hyperslab.errors import reason
 from hyperslab.tensor import Sharded
+from hyperslab.train import profile as profiles
 from hyperslab.train.flops import measure_peak
-from hyperslab.train.profile import (
-    ROWS,
-    UNDER_WAY,
-    LayerTime,
-    Profile,
-    Stage,
-    StepTimes,
-    TimelineRow,
-    TimelineSpan,
-    profile_folder,
-    profile_path,
-    write_profile,
-)
 from hyperslab.train.step import StepResult, Vote
 from hyperslab.train.trainer import Progress, Trainer
 from hyperslab.util.torch_internals import next_node_number
@@ -228,10 +216,10 @@ def _event(raw: FunctionEvent, known: dict[int, ProfiledRange]) -> ProfiledRange
     return known[id(raw)]
 
 
-COMPUTE_ROWS: tuple[TimelineRow, ...] = ("convolutions", "operators")
-COMMUNICATION_ROWS: tuple[TimelineRow, ...] = ("halos", "statistics", "gradients")
-WAITING_ROWS: tuple[TimelineRow, ...] = ("data", "vote", *COMMUNICATION_ROWS)
-_ROW_ORDER: tuple[TimelineRow, ...] = (*WAITING_ROWS, *COMPUTE_ROWS, "framework")
+COMPUTE_ROWS: tuple[profiles.TimelineRow, ...] = ("convolutions", "operators")
+COMMUNICATION_ROWS: tuple[profiles.TimelineRow, ...] = ("halos", "statistics", "gradients")
+WAITING_ROWS: tuple[profiles.TimelineRow, ...] = ("data", "vote", *COMMUNICATION_ROWS)
+_ROW_ORDER: tuple[profiles.TimelineRow, ...] = (*WAITING_ROWS, *COMPUTE_ROWS, "framework")
 """The earlier one counts where two cover the same time: an operator within a wait is the wait."""
 _LATE_BUCKET = "a bucket of gradients"
 """Hidden behind operators it counts as nothing; where only it goes on the rank waits for it."""
@@ -241,13 +229,13 @@ _LATE_BUCKET = "a bucket of gradients"
 class Piece:
     """Represents a stretch of time [s] in a row, and what happened in it."""
 
-    row: TimelineRow
+    row: profiles.TimelineRow
     begin: float
     end: float
     label: str
 
 
-def row_of(event: ProfiledRange) -> TimelineRow | None:
+def row_of(event: ProfiledRange) -> profiles.TimelineRow | None:
     """Return the row to which a range belongs that holds the rank up; None for any other."""
     for row in _ROW_ORDER:
         if event.name.startswith(f"{MARK}{row}:"):
@@ -343,16 +331,16 @@ def messages_under_way(events: Sequence[ProfiledRange]) -> list[Piece]:
 
 def step_times(
     number: int, step: ProfiledRange, events: Sequence[ProfiledRange], labels: list[str]
-) -> StepTimes:
+) -> profiles.StepTimes:
     """Return the rows of one step; ``labels`` gets the words that are new."""
     inside = [e for e in events if e.begin < step.end and e.end > step.begin and e is not step]
     travelling = messages_under_way(inside)
     late = [piece for piece in travelling if piece.row == "gradients"]
     pieces = exclusive([*pieces_of(inside), *late], step.begin, step.end)
-    rows: dict[TimelineRow, float] = dict.fromkeys(ROWS, 0.0)
-    spans: dict[str, list[TimelineSpan]] = {}
+    rows: dict[profiles.TimelineRow, float] = dict.fromkeys(profiles.ROWS, 0.0)
+    spans: dict[str, list[profiles.TimelineSpan]] = {}
     index = {label: i for i, label in enumerate(labels)}
-    beside = [(f"{piece.row} {UNDER_WAY}", piece) for piece in travelling]
+    beside = [(f"{piece.row} {profiles.UNDER_WAY}", piece) for piece in travelling]
     for name, piece in [*((p.row, p) for p in pieces), *beside]:
         if piece.label not in index:
             index[piece.label] = len(labels)
@@ -362,13 +350,13 @@ def step_times(
         spans.setdefault(name, []).append((begin, end, index[piece.label]))
     for piece in pieces:
         rows[piece.row] += piece.end - piece.begin
-    return StepTimes(step=number, seconds=step.end - step.begin, rows=rows, spans=spans)
+    return profiles.StepTimes(step=number, seconds=step.end - step.begin, rows=rows, spans=spans)
 
 
-LayerPlace = tuple[str, Stage]  # a layer's name, and the stage of the step
+LayerPlace = tuple[str, profiles.Stage]  # a layer's name, and the stage of the step
 
 
-def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:
+def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[profiles.LayerTime]:
     """Return the mean time [s] of each layer and stage in a step, in the order in which they begin.
 
     A forward operator belongs to the innermost submodule that runs; a node of the backward pass to
@@ -393,7 +381,7 @@ def layer_times(events: Sequence[ProfiledRange], steps: int) -> list[LayerTime]:
             compute[place] += 0.0  # it has its place in the order
             waited[place] += event.end - event.begin
     return [
-        LayerTime(
+        profiles.LayerTime(
             layer=layer,
             stage=stage,
             compute=compute[layer, stage] / steps,
@@ -434,7 +422,7 @@ class StepRecorder:
     def __init__(
         self,
         policy: ProfilePolicy,
-        about: Profile,
+        about: profiles.Profile,
         run: Path,
         *,
         model: nn.Module,
@@ -447,7 +435,7 @@ class StepRecorder:
         """
         self.policy = policy
         self.about = about
-        self.path = profile_path(run, about.rank)
+        self.path = profiles.profile_path(run, about.rank)
         self.model = model
         self.settle = settle
         self.passed: list[float] = []  # times [s] of steps before, without the profiler
@@ -520,7 +508,7 @@ class StepRecorder:
         if profile.rank >= MOST_PROFILES:
             return
         try:
-            write_profile(self.path, profile)
+            profiles.write_profile(self.path, profile)
         except OSError as error:
             log.warning("the profile %s cannot be written: %s", self.path, reason(error))
             return
@@ -549,7 +537,7 @@ class StepRecorder:
 
 def _measured_steps(
     events: list[ProfiledRange], wanted: dict[str, int]
-) -> dict[str, list[StepTimes] | list[LayerTime] | list[str]]:
+) -> dict[str, list[profiles.StepTimes] | list[profiles.LayerTime] | list[str]]:
     """Return the parts of a profile that come from events of the ``wanted`` steps."""
     labels: list[str] = []
     chosen = [(wanted[e.name], e) for e in events if e.name in wanted and not e.on_device]
@@ -562,7 +550,7 @@ def _measured_steps(
     return {"steps": steps, "layers": layer_times(begun, len(chosen)), "labels": labels}
 
 
-def profile_summary(profile: Profile, path: Path) -> str:
+def profile_summary(profile: profiles.Profile, path: Path) -> str:
     """Summarise a profile in a line."""
     median = profile.median
     if median is None:
@@ -574,9 +562,9 @@ def profile_summary(profile: Profile, path: Path) -> str:
     )
 
 
-def empty_profile(grid: Grid, precision: str, peak: float | None) -> Profile:
+def empty_profile(grid: Grid, precision: str, peak: float | None) -> profiles.Profile:
     """Return a profile of this rank that holds nothing yet; benchmarks make one, too."""
-    return Profile(
+    return profiles.Profile(
         rank=grid.rank,
         ranks=grid.size,
         grid=grid.extents,
@@ -598,7 +586,7 @@ class ProfiledTrainer(Trainer):
         super().__init__(**{one.name: getattr(trainer, one.name) for one in fields(Trainer)})
         run = self.recipe.output
         if self.grid.is_main:
-            for old in profile_folder(run).glob("*.json"):
+            for old in profiles.profile_folder(run).glob("*.json"):
                 old.unlink()
         self.grid.barrier()  # or it might remove what another rank has just written
         peak = self.recipe.peak or measure_peak(self.grid.device, self.recipe.precision)

@@ -30,6 +30,7 @@ from hyperslab.data import Dataset
 from hyperslab.errors import DivergedError, Stopped
 from hyperslab.recipe.schema import Recipe
 from hyperslab.tensor import Sharded
+from hyperslab.train import step as steps
 from hyperslab.train.flops import FlopCount, StepFlops
 from hyperslab.train.history import Reporter
 from hyperslab.train.layers import RandomStates, layer_rows, random_states, repeating
@@ -37,16 +38,6 @@ from hyperslab.train.mlperf import RunEvents
 from hyperslab.train.moving_average import MovingAverage
 from hyperslab.train.objective import MetricSums, Objective
 from hyperslab.train.optimizer import RateSchedule
-from hyperslab.train.step import (
-    LossScaler,
-    PendingStep,
-    StepClock,
-    StepResult,
-    Verdict,
-    Vote,
-    autocast,
-    weights_are_finite,
-)
 from hyperslab.util.signals import StopRequest
 from hyperslab.util.torch_internals import foreach_multiply_
 
@@ -73,7 +64,7 @@ class Progress:
     check_folder: Callable[[], None] = lambda: None
     stop: StopRequest = field(default_factory=StopRequest, init=False)
     writer: BackgroundWriter = field(default_factory=BackgroundWriter, init=False)
-    pending: PendingStep | None = field(default=None, init=False)
+    pending: steps.PendingStep | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.recipe.timeout)
@@ -103,7 +94,7 @@ class Progress:
     def ends_here(self) -> bool:
         return self.finished or self.at.epoch >= self.last_epoch
 
-    def record(self, done: StepResult, rate: float, clock: StepClock) -> None:
+    def record(self, done: steps.StepResult, rate: float, clock: steps.StepClock) -> None:
         """Start the vote on this step, read that on the step before; write what is due.
 
         Raises:
@@ -111,7 +102,7 @@ class Progress:
             DivergedError: the loss of the step before is not finite.
         """
         seconds, waited = clock.lap()
-        vote = Vote(self.grid, done.loss, done.prediction, stop=self.stop.signal, wait=waited)
+        vote = steps.Vote(self.grid, done.loss, done.prediction, stop=self.stop.signal, wait=waited)
         before = self.pending
         speed = self.flops.speed(done.samples, seconds)
         facts = {
@@ -123,7 +114,7 @@ class Progress:
             "flops_per_second": speed,
             "peak_share": self.flops.share(speed),
         }
-        self.pending = PendingStep(vote, done.samples, facts)
+        self.pending = steps.PendingStep(vote, done.samples, facts)
         self.leave_if(self._finish(before))
         every = self.recipe.checkpoint.every_steps
         if every is not None and self.at.step % every == 0:
@@ -135,11 +126,11 @@ class Progress:
         if self.pending is not None:
             self.pending.vote.wait(LOST_AFTER)
 
-    def vote(self, loss: torch.Tensor, prediction: torch.Tensor) -> Vote:
+    def vote(self, loss: torch.Tensor, prediction: torch.Tensor) -> steps.Vote:
         """Start the vote on a mini-batch of a validation, which a signal of any rank ends."""
-        return Vote(self.grid, loss, prediction, stop=self.stop.signal, wait=0.0)
+        return steps.Vote(self.grid, loss, prediction, stop=self.stop.signal, wait=0.0)
 
-    def read(self, vote: Vote, what: str) -> Verdict:
+    def read(self, vote: steps.Vote, what: str) -> steps.Verdict:
         """Wait for a vote, under watch; raises as `Watch.over`."""
         with self.watch.over(what):
             return vote.result()
@@ -179,7 +170,7 @@ class Progress:
         """
         self.settle()
         # A gradient may not be a number where its loss is one.
-        if any_rank(not weights_are_finite(self.state.model)):
+        if any_rank(not steps.weights_are_finite(self.state.model)):
             raise self._diverged("a weight is", self.at.step, self.at.epoch)
         best = score is not None and score < (math.inf if self.at.best is None else self.at.best)
         if best:
@@ -203,7 +194,7 @@ class Progress:
         self.pending = None
         return self._finish(done)
 
-    def _finish(self, done: PendingStep | None) -> int:
+    def _finish(self, done: steps.PendingStep | None) -> int:
         """Record a step that was voted on; returns the signal that any rank got, or 0.
 
         Every rank reads the same verdict, so all go on or none does.
@@ -275,9 +266,9 @@ class Trainer:
         assert state.average is None or isinstance(state.average, MovingAverage)
         self.average = state.average
         self.no_sync: Callable[[], AbstractContextManager[None]] = self.model.no_sync  # type: ignore[assignment]
-        assert isinstance(state.scaler, LossScaler)
+        assert isinstance(state.scaler, steps.LossScaler)
         self.scaler = state.scaler
-        self.clock = StepClock(self.data)
+        self.clock = steps.StepClock(self.data)
 
     @property
     def at(self) -> Position:
@@ -333,11 +324,11 @@ class Trainer:
         self.at.batch = self.data.steps
         self.progress.leave_if(self.progress.settle())
 
-    def record(self, done: StepResult, rate: float) -> None:
+    def record(self, done: steps.StepResult, rate: float) -> None:
         """Vote on the step, write, stop; as `Progress.record`."""
         self.progress.record(done, rate, self.clock)
 
-    def train_step(self, batch: MiniBatch | None, batches: Iterator[MiniBatch]) -> StepResult:
+    def train_step(self, batch: MiniBatch | None, batches: Iterator[MiniBatch]) -> steps.StepResult:
         """Take one step of the optimizer over ``batch`` and those that are accumulated with it.
 
         It waits for nothing, but in float16 for whether gradients are finite.
@@ -375,7 +366,7 @@ class Trainer:
         self.schedule.step()
         self.optimizer.zero_grad()
         mean = torch.stack(losses).sum() * (planned / seen)
-        return StepResult(mean, prediction.local.detach(), seen)
+        return steps.StepResult(mean, prediction.local.detach(), seen)
 
     @property
     def measures_layers(self) -> bool:
@@ -397,7 +388,7 @@ class Trainer:
         return min((done + count) * size, len(self.data)) - done * size
 
     def autocast(self) -> AbstractContextManager[None]:
-        return autocast(self.grid.device, self.recipe.precision)
+        return steps.autocast(self.grid.device, self.recipe.precision)
 
     @torch.no_grad()
     def measure(self, split: Dataset) -> dict[str, float | None]:
@@ -405,7 +396,7 @@ class Trainer:
         self.model.eval()
         sums = MetricSums(self.objective, self.grid)
         signal_of_any = 0
-        pending: Vote | None = None
+        pending: steps.Vote | None = None
         vote = "the vote on a mini-batch of a validation"
         if self.average is not None:
             self.progress.writer.await_copies()

@@ -179,25 +179,25 @@ def test_the_nearest_slower_link_stands_in() -> None:
     assert "node" not in machine().links
     assert machine().message_seconds(100, "node") == machine().message_seconds(100, "network")
     alone = machine(links={})
-    assert alone.message_seconds(100, "node") == alone.all_reduce_seconds(100, 4) == 0.0
+    assert alone.message_seconds(100, "node") == alone.sum_seconds(100, range(4)) == 0.0
 
 
 def test_a_sum_over_one_rank_is_free() -> None:
-    assert machine().all_reduce_seconds(10**6, 1) == 0.0
+    assert machine().sum_seconds(10**6, range(1)) == 0.0
 
 
 def test_sums_grow_with_ranks_and_bytes() -> None:
-    seconds = [machine().all_reduce_seconds(10**6, ranks) for ranks in (2, 4, 8, 64, 2048)]
+    seconds = [machine().sum_seconds(10**6, range(ranks)) for ranks in (2, 4, 8, 64, 2048)]
     assert seconds == sorted(seconds)
-    assert machine().all_reduce_seconds(10**7, 8) > seconds[2]
+    assert machine().sum_seconds(10**7, range(8)) > seconds[2]
     moved = 2 * 10**6 / 2 / 1e10
     assert math.isclose(seconds[0], 2 * 1e-5 + moved)
 
 
 def test_the_ranks_of_a_node_share_its_way_out() -> None:
-    free = machine().all_reduce_seconds(10**8, 64)
-    shared = machine(node_bandwidth=1e8).all_reduce_seconds(10**8, 64)
-    assert math.isclose(shared - machine().all_reduce_seconds(10**8, 4), 2 * 10**8 * 15 / 16 / 1e8)
+    free = machine().sum_seconds(10**8, range(64))
+    shared = machine(node_bandwidth=1e8).sum_seconds(10**8, range(64))
+    assert math.isclose(shared - machine().sum_seconds(10**8, range(4)), 2 * 10**8 * 15 / 16 / 1e8)
     assert shared > free
 
 
@@ -205,12 +205,12 @@ def test_sums_over_one_rank_of_each_node_share_its_way_out() -> None:
     narrow = machine(node_bandwidth=1e8)
     per_node = narrow.ranks_per_node
     strided = range(0, 16 * per_node, per_node)
-    everybody = narrow.all_reduce_seconds(10**8, 16 * per_node)
+    everybody = narrow.sum_seconds(10**8, range(16 * per_node))
     assert math.isclose(narrow.sum_seconds(10**8, strided), per_node * 2 * 10**8 * 15 / 16 / 1e8)
     assert narrow.sum_seconds(10**8, strided) > everybody
-    assert narrow.sum_seconds(10**8, range(8)) == narrow.all_reduce_seconds(10**8, 8)
+    assert narrow.sum_seconds(10**8, range(8)) == narrow.sum_seconds(10**8, range(8))
     # On the edge of two nodes, two ranks on each: the way out takes longer than of four on one.
-    assert narrow.sum_seconds(10**8, range(2, 6)) > narrow.all_reduce_seconds(10**8, 4)
+    assert narrow.sum_seconds(10**8, range(2, 6)) > narrow.sum_seconds(10**8, range(4))
 
 
 def test_messages_share_the_way_out_with_those_that_send_as_far() -> None:
@@ -236,18 +236,18 @@ def test_latencies_of_an_exchange_overlap_and_bytes_do_not() -> None:
 def test_measured_sums_are_a_power_of_bytes() -> None:
     sums = [{"ranks": 2, "pieces": [{"scale": 1e-6, "exponent": 0.5}]}]
     measured = machine(sums=sums)
-    assert math.isclose(measured.all_reduce_seconds(10**4, 2), 1e-4)
+    assert math.isclose(measured.sum_seconds(10**4, range(2)), 1e-4)
     # Three quarters of the bytes instead of half of them.
-    assert math.isclose(measured.all_reduce_seconds(10**4, 4), 1.5e-4)
+    assert math.isclose(measured.sum_seconds(10**4, range(4)), 1.5e-4)
 
 
 def test_measured_sums_over_nodes_go_before_what_follows_from_links() -> None:
     node = {"ranks": 4, "pieces": [{"scale": 1e-6, "exponent": 0.5}]}
     nodes = {"ranks": 8, "pieces": [{"latency": 0.01, "bandwidth": 1e8}]}
     measured = machine(sums=[node, nodes])
-    assert math.isclose(measured.all_reduce_seconds(10**6, 8), 0.02)
-    assert math.isclose(measured.all_reduce_seconds(10**4, 4), 1e-4)
-    assert math.isclose(measured.all_reduce_seconds(10**6, 16), 0.02 * (15 / 16) / (7 / 8))
+    assert math.isclose(measured.sum_seconds(10**6, range(8)), 0.02)
+    assert math.isclose(measured.sum_seconds(10**4, range(4)), 1e-4)
+    assert math.isclose(measured.sum_seconds(10**6, range(16)), 0.02 * (15 / 16) / (7 / 8))
     # One rank of each node was not measured.
     strided = range(0, 8, 4)
     assert measured.sum_seconds(10**6, strided) == machine().sum_seconds(10**6, strided)

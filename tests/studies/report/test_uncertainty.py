@@ -16,8 +16,7 @@ from hyperslab.studies.report.accuracy import uncertainty_blocks
 from hyperslab.studies.report.canvas import SERIES, series_style
 from hyperslab.studies.report.html import Figures
 from hyperslab.studies.run_folder import read_run
-from hyperslab.studies.score_tables import JOINT, coverage_table
-from hyperslab.studies.table import DASH, MINUS, Table
+from hyperslab.studies.table import DASH, JOINT, MINUS, Table, coverage_table
 from tests.studies.report.fake import NAMES, fake_run, write_csv
 
 

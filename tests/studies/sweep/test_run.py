@@ -148,9 +148,8 @@ def test_settings_that_were_damaged_are_another_sweep(done: Path, tmp_path: Path
 def test_a_result_of_other_types_is_refused(tmp_path: Path, key: str, value: Any) -> None:
     values = {**asdict(result(0.5)), key: value}
     (tmp_path / "result.json").write_text(json.dumps(values))
-    with pytest.raises(
-        DataError, match=rf"result\.json is not a result of a run: {key}.*; remove it"
-    ):
+    words = rf"result\.json is not a result of a run: {key}.*\n    remove it"
+    with pytest.raises(DataError, match=words):
         read_result(tmp_path)
 
 

@@ -277,7 +277,7 @@ def test_a_full_disk_leaves_the_evaluation_that_was_there(
 
     other = replace(serial, errors=dict(reversed(serial.errors.items())))
     with monkeypatch.context() as patch:
-        patch.setattr("hyperslab.train.evaluate.write_json", no_room)
+        patch.setattr("hyperslab.train.evaluate.atomic_files.write_json", no_room)
         with pytest.raises(OSError, match="No space left"):
             write_evaluation(other, tmp_path / "evaluation")
     assert {path.name: path.read_bytes() for path in (tmp_path / "evaluation").iterdir()} == before
@@ -329,7 +329,7 @@ GLOO = "[gloo/unbound_buffer.cc:129] Timed out waiting 6000ms. This is typically
 
 def lose_a_rank(made: str, words: str) -> str:
     recipe = recipe_for(Path(made), ["grid.depth=2"])
-    with pytest.raises(RuntimeError) as caught, started_ranks(recipe, {"--command": "evaluate"}):
+    with pytest.raises(RuntimeError) as caught, started_ranks(recipe, "evaluate", Path(made)):
         raise RuntimeError(words)
     return f"{type(caught.value).__name__}: {caught.value}"
 

@@ -17,6 +17,7 @@ from shlex import quote
 import numpy as np
 
 from hyperslab.errors import DataError
+from hyperslab.studies import table
 from hyperslab.studies.configurations import FEWEST_VOLUMES, predictions_of_table, read_scored
 from hyperslab.studies.report.canvas import (
     FIRST,
@@ -30,7 +31,6 @@ from hyperslab.studies.report.canvas import (
 )
 from hyperslab.studies.report.html import Block, Chapter, Figures, Heading, Notice
 from hyperslab.studies.run_folder import TEST, Columns, Measures, Run
-from hyperslab.studies.score_tables import JOINT, class_tables, coverage_table, number_tables
 from hyperslab.studies.table import DASH, MINUS, interval_words, label, number, slug
 from hyperslab.train.metrics import ConfidenceInterval, FloatArray, fit_calibration
 from hyperslab.train.uncertainty import RankStatistics, binomial_band, rank_statistics
@@ -110,7 +110,7 @@ def _of_numbers(run: Run, about: str) -> list[Block]:
         "training split: 1 means nothing was learnt, 0 is perfect."
     )
     words = learnt_words(ratios)
-    blocks: list[Block] = [*([words] if words else []), about, *number_tables(errors)]
+    blocks: list[Block] = [*([words] if words else []), about, *table.number_tables(errors)]
     if not run.predictions:
         missing = "evaluation/predictions.csv is not there, so predictions cannot be drawn:"
         return [*blocks, Notice(missing, f"hyperslab evaluate {quote(str(run.path))}")]
@@ -250,7 +250,7 @@ def uncertainty_blocks(run: Run) -> list[Block]:
         "standard deviation: a mean square above 1 is overconfident. The probability is that of "
         "ranks as far from uniform as these, or farther, if predictions are calibrated "
         "(Kolmogorov and Smirnov).",
-        coverage_table(
+        table.coverage_table(
             {name: one.facts(volumes) for name, one in each.items()}, joint.facts(volumes)
         ),
         Figures([_coverage(each, joint, volumes)]),
@@ -266,7 +266,7 @@ def _coverage(each: Mapping[str, RankStatistics], joint: RankStatistics, volumes
     canvas.axes.fill_between(level, *binomial_band(level, volumes), color=MUTED, alpha=0.25, lw=0)
     canvas.axes.plot(level, level, color=MUTED, linewidth=1)
     told = []
-    for place, (name, one) in enumerate([*each.items(), (JOINT, joint)]):
+    for place, (name, one) in enumerate([*each.items(), (table.JOINT, joint)]):
         shares = one.coverage(level)
         style = {"color": INK, "linestyle": "-"} if one is joint else series_style(place)
         canvas.axes.plot(level, shares, label=label(name), linewidth=1.5, **style)
@@ -321,4 +321,4 @@ def _of_classes(run: Run, about: str) -> list[Block]:
         " A score counts the voxels of all samples together; 1 is perfect. The mean Dice averages "
         "over the samples that have the class, with equal weights."
     )
-    return [about, *class_tables(scores, run.evaluation)]
+    return [about, *table.class_tables(scores, run.evaluation)]

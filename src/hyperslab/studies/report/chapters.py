@@ -16,6 +16,7 @@ import yaml
 from numpy.typing import NDArray
 
 from hyperslab.errors import DataError
+from hyperslab.studies.report import html
 from hyperslab.studies.report.accuracy import dice_of, evenly, learnt_parameters, ratios_of
 from hyperslab.studies.report.canvas import (
     FEW_POINTS,
@@ -26,16 +27,6 @@ from hyperslab.studies.report.canvas import (
     THIRD,
     Canvas,
     Picture,
-)
-from hyperslab.studies.report.html import (
-    Block,
-    Chapter,
-    Details,
-    FactList,
-    Figures,
-    Heading,
-    Notice,
-    Tile,
 )
 from hyperslab.studies.run_folder import Columns, Run
 from hyperslab.studies.table import (
@@ -69,21 +60,22 @@ LOSS_NAMES = {
 DICE_COLUMN = "validation_dice_"  # before a class's name in the history's columns
 
 
-def losses(run: Run) -> Chapter:
+def losses(run: Run) -> html.Chapter:
     """Shows loss curves, and the epochs that are left to train."""
-    blocks: list[Block] = []
+    blocks: list[html.Block] = []
     wanted = run.whole("epochs")
     done = len(run.epochs.get("epoch", ()))
     if wanted is not None and done < wanted:
         blocks.append(
-            Notice(
+            html.Notice(
                 f"This run is not finished: {done} of {wanted} epochs are done. To go on:",
                 f"hyperslab train {quote(str(run.path / 'recipe.yaml'))} --resume --output "
                 f"{quote(str(run.path))}",
             )
         )
     if run.stride > 1:
-        blocks.append(Notice(f"This report shows one of {run.stride} steps, and the last one."))
+        thin = f"This report shows one of {run.stride} steps, and the last one."
+        blocks.append(html.Notice(thin))
     blocks += _not_finite(run)
     pictures = []
     measure = LOSS_NAMES.get(str(run.setting("loss")), "loss")
@@ -92,12 +84,12 @@ def losses(run: Run) -> Chapter:
         pictures += _dice_by_epoch(run)
     if run.steps:
         pictures.append(loss_by_step(run.steps, measure=measure))
-    blocks.append(Figures(pictures) if pictures else "No step is done yet.")
+    blocks.append(html.Figures(pictures) if pictures else "No step is done yet.")
     blocks += _layers(run)
-    return Chapter("losses", "Losses", blocks)
+    return html.Chapter("losses", "Losses", blocks)
 
 
-def _layers(run: Run) -> Iterator[Block]:
+def _layers(run: Run) -> Iterator[html.Block]:
     """Shows what layers have in common for all samples, and their gradients, if recorded."""
     if not run.layers:
         return
@@ -131,8 +123,8 @@ def _layers(run: Run) -> Iterator[Block]:
         [str(i), name, *(_then_and_now(first[name], last.get(name, {}), k) for k in LAYER_TABLE)]
         for i, name in enumerate(names, start=1)
     ]
-    yield Heading("Layers")
-    yield Figures(pictures)
+    yield html.Heading("Layers")
+    yield html.Figures(pictures)
     yield Table(f"Layers in step {steps[0]}, and in step {steps[-1]}.", head, rows)
 
 
@@ -147,13 +139,13 @@ def _then_and_now(then: dict[str, float], now: dict[str, float], key: str) -> st
     return " → ".join(number(row.get(key)) for row in (then, now))
 
 
-def _not_finite(run: Run) -> Iterator[Notice]:
+def _not_finite(run: Run) -> Iterator[html.Notice]:
     """Warns about losses that are NaN or infinite, which figures leave out."""
     for table, column, what in ((run.steps, "step", "loss"), (run.epochs, "epoch", "train_loss")):
         bad = np.flatnonzero(~np.isfinite(table.get(what, np.array([]))))
         if len(bad):
             first = int(table[column][bad[0]]) + (column == "epoch")
-            yield Notice(
+            yield html.Notice(
                 f"The training loss of {len(bad)} of {counted(len(table[column]), column)} is not "
                 f"a finite number, first in {column} {first}; the figures leave them out."
             )
@@ -257,13 +249,14 @@ def running_median(values: FloatArray, places: NDArray[np.int64]) -> FloatArray:
 FLOP_UNITS = ((1e15, "Pflop"), (1e12, "Tflop"), (1e9, "Gflop"), (1e6, "Mflop"), (1.0, "flop"))
 
 
-def speed(run: Run) -> Chapter:
+def speed(run: Run) -> html.Chapter:
     """Shows throughput, memory, arithmetic and waiting by step, over all ranks together."""
     steps = run.steps
     if not steps:
         nothing = "No step is done yet, so nothing has been measured."
-        return Chapter("speed", "Speed and memory", [nothing])
-    return Chapter("speed", "Speed and memory", [Figures(list(_by_step(steps)), "medium")])
+        return html.Chapter("speed", "Speed and memory", [nothing])
+    figures = html.Figures(list(_by_step(steps)), "medium")
+    return html.Chapter("speed", "Speed and memory", [figures])
 
 
 def _known(steps: Columns, column: str) -> bool:
@@ -349,32 +342,33 @@ def lede(run: Run) -> str:
     return " · ".join(part for part in parts if part)
 
 
-def key_numbers(run: Run) -> Iterator[Tile]:
+def key_numbers(run: Run) -> Iterator[html.Tile]:
     """Lists the numbers one looks for first; those that are not there yet are left out."""
     for name, dice in dice_of(run.scores):
-        yield Tile(f"Dice: {name}", number(dice), f"of the voxels, {run.split} split")
+        yield html.Tile(f"Dice: {name}", number(dice), f"of the voxels, {run.split} split")
     if ratios := ratios_of(run):
         names = learnt_parameters(ratios)
         which = ", ".join(map(label, names)) or "none"
         remark = f"{which}: less error than the mean, 95 %"
-        yield Tile("Learnt", f"{len(names)} of {len(ratios)}", remark)
+        yield html.Tile("Learnt", f"{len(names)} of {len(ratios)}", remark)
     if _known(run.epochs, "validation_loss"):
         loss = run.epochs["validation_loss"]
         at = int(np.nanargmin(loss))
         epoch = run.epochs["epoch"][at] + 1
-        yield Tile("Best validation loss", number(loss[at]), f"epoch {epoch:.0f}")
+        yield html.Tile("Best validation loss", number(loss[at]), f"epoch {epoch:.0f}")
     if not run.steps:
         return
     rate = float(np.nanmedian(run.steps["samples_per_second"]))
-    yield Tile("Throughput", number(rate), "samples/s, median")
+    yield html.Tile("Throughput", number(rate), "samples/s, median")
     if _known(run.steps, "memory_bytes"):
         peak = float(np.nanmax(run.steps["memory_bytes"]))
-        yield Tile("Peak memory", size(peak), "of any one rank")
+        yield html.Tile("Peak memory", size(peak), "of any one rank")
     waited = number(100 * _waiting_share(run.steps))
-    yield Tile("Waiting for data", f"{waited} %", "of all step time")
+    yield html.Tile("Waiting for data", f"{waited} %", "of all step time")
     if run.epochs:
         total = float(np.nansum(run.epochs["seconds"]))
-        yield Tile("Training time", duration(total), counted(len(run.epochs["epoch"]), "epoch"))
+        epochs = counted(len(run.epochs["epoch"]), "epoch")
+        yield html.Tile("Training time", duration(total), epochs)
 
 
 SETTINGS = {
@@ -396,7 +390,7 @@ CALLED = {"model.name": "model", "optimizer.name": "optimizer", "loss": "loss"}
 """Lists settings that may be targets, by the section that says so."""
 
 
-def provenance(run: Run) -> Chapter:
+def provenance(run: Run) -> html.Chapter:
     """Shows what was run, on what, and the whole recipe."""
     facts = [
         (what, {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value))
@@ -404,8 +398,8 @@ def provenance(run: Run) -> Chapter:
         if value is not None
     ]
     recipe = yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True)
-    blocks: list[Block] = [FactList(facts), *_changes(run)]
-    return Chapter("run", "The run", [*blocks, Details("The whole recipe", recipe)])
+    blocks: list[html.Block] = [html.FactList(facts), *_changes(run)]
+    return html.Chapter("run", "The run", [*blocks, html.Details("The whole recipe", recipe)])
 
 
 def _facts(run: Run) -> Iterator[tuple[str, Any]]:
@@ -435,7 +429,7 @@ def _minute(date: object) -> str:
     return str(date)[:16].replace("T", " ")
 
 
-def _changes(run: Run) -> Iterator[Block]:
+def _changes(run: Run) -> Iterator[html.Block]:
     """Shows how the recipe changed when the run was resumed."""
     path = run.path / CHANGES
     if not path.exists():

@@ -14,15 +14,7 @@ from hyperslab.studies.report.canvas import FIRST, LETTERS, MUTED, SECOND, THIRD
 from hyperslab.studies.report.html import Block, Chapter, Figures, Notice
 from hyperslab.studies.run_folder import Run
 from hyperslab.studies.table import DASH, Table, TableCell, TableRow, number, times
-from hyperslab.train.profile import (
-    UNDER_WAY,
-    LayerTime,
-    Profile,
-    Stage,
-    StepTimes,
-    TimelineRow,
-    TimelineSpan,
-)
+from hyperslab.train import profile as profiles
 
 FIGURE_PIXELS = 1200  # pieces that lie closer than the figure's width over this are joined
 
@@ -42,10 +34,10 @@ STROKES = (
     Stroke("compute", "framework", FIRST, 0.18, 0.8),
     Stroke("compute", "operators", FIRST, 0.5, 0.8),
     Stroke("compute", "convolutions", FIRST, 1.0, 0.8),
-    Stroke("halo", f"halos {UNDER_WAY}", SECOND, 0.35, 0.3),
+    Stroke("halo", f"halos {profiles.UNDER_WAY}", SECOND, 0.35, 0.3),
     Stroke("halo", "halos", SECOND, 1.0, 0.8),
     Stroke("statistics", "statistics", SECOND, 1.0, 0.8),
-    Stroke("gradients", f"gradients {UNDER_WAY}", SECOND, 0.35, 0.3),
+    Stroke("gradients", f"gradients {profiles.UNDER_WAY}", SECOND, 0.35, 0.3),
     Stroke("gradients", "gradients", SECOND, 1.0, 0.8),
     Stroke("waiting for data", "data", THIRD, 1.0, 0.8),
     Stroke("agreement", "vote", MUTED, 1.0, 0.8),
@@ -60,7 +52,7 @@ TIMELINE_LEGEND = (
 )
 
 
-def _timeline_of(steps: Sequence[tuple[str, StepTimes]]) -> Picture:
+def _timeline_of(steps: Sequence[tuple[str, profiles.StepTimes]]) -> Picture:
     """Draws steps one above the other on one scale, each with its title."""
     used = {s.line for s in STROKES for _, step in steps if step.spans.get(s.kind)}
     lines = [line for line in dict.fromkeys(s.line for s in STROKES) if line in used]
@@ -100,7 +92,7 @@ def _timeline_of(steps: Sequence[tuple[str, StepTimes]]) -> Picture:
     )
 
 
-def merged_spans(spans: Iterable[TimelineSpan], gap: float) -> list[tuple[float, float]]:
+def merged_spans(spans: Iterable[profiles.TimelineSpan], gap: float) -> list[tuple[float, float]]:
     """Joins spans that lie less than ``gap`` [s] apart: begins and ends."""
     result: list[tuple[float, float]] = []
     for begin, end, _ in sorted(spans):
@@ -111,7 +103,7 @@ def merged_spans(spans: Iterable[TimelineSpan], gap: float) -> list[tuple[float,
     return result
 
 
-CATEGORIES: dict[str, tuple[TimelineRow, ...]] = {
+CATEGORIES: dict[str, tuple[profiles.TimelineRow, ...]] = {
     "convolutions": ("convolutions",),
     "other operators": ("operators",),
     "communication: halos": ("halos",),
@@ -130,10 +122,10 @@ def timelines(run: Run) -> Chapter:
 
 
 def _timeline_parts(run: Run) -> Iterator[Block]:
-    shown: list[tuple[str, Run, Profile, StepTimes]] = []
+    shown: list[tuple[str, Run, profiles.Profile, profiles.StepTimes]] = []
     for one in [run, *([run.beside] if run.beside is not None else [])]:
         name = one.path.resolve().name
-        main = one.profiles[0] if one.profiles else Profile()
+        main = one.profiles[0] if one.profiles else profiles.Profile()
         if main.median is not None:
             shown.append((name, one, main, main.median))
         else:
@@ -156,7 +148,7 @@ def _timeline_parts(run: Run) -> Iterator[Block]:
         yield _layers(name, main, one.predicted)
 
 
-def _timeline_words(name: str, main: Profile, step: StepTimes) -> str:
+def _timeline_words(name: str, main: profiles.Profile, step: profiles.StepTimes) -> str:
     few = "" if main.ended is None else f" (not {main.wanted}: {main.ended})"
     words = (
         f"{name}: step {step.step} of rank {main.rank}, the median of {len(main.steps)}{few}. "
@@ -168,7 +160,7 @@ def _timeline_words(name: str, main: Profile, step: StepTimes) -> str:
     return f"{words} Without the profiler a step took {usual} ms, the median before it."
 
 
-def _categories(runs: Sequence[tuple[str, Profile]]) -> Table:
+def _categories(runs: Sequence[tuple[str, profiles.Profile]]) -> Table:
     columns = []
     for _, profile in runs:
         whole = sum(step.seconds for step in profile.steps)
@@ -189,28 +181,28 @@ def _categories(runs: Sequence[tuple[str, Profile]]) -> Table:
     return Table("Time by category, the mean of the profiled steps of rank 0", head, rows)
 
 
-def _ranks(profiles: Sequence[Profile]) -> str:
+def _ranks(ranks: Sequence[profiles.Profile]) -> str:
     """Names the ranks that work longest and shortest; all wait for the slowest."""
     working = {
         p.rank: sum(s.rows[k] for s in p.steps for k in ("convolutions", "operators", "framework"))
         / len(p.steps)
-        for p in profiles
+        for p in ranks
         if p.steps
     }
     slowest = max(working, key=lambda rank: working[rank])
     fastest = min(working, key=lambda rank: working[rank])
     return (
-        f"Of {profiles[0].ranks} ranks, rank {slowest} works longest "
+        f"Of {ranks[0].ranks} ranks, rank {slowest} works longest "
         f"({number(1e3 * working[slowest])} ms of a step), rank {fastest} shortest "
         f"({number(1e3 * working[fastest])} ms); a rank that finishes earlier waits for the others."
     )
 
 
-def _layers(name: str, main: Profile, predicted: Profile | None) -> Table:
+def _layers(name: str, main: profiles.Profile, predicted: profiles.Profile | None) -> Table:
     """Tables measured against predicted times, layer by layer."""
     measured = {(time.layer, time.stage): time for time in main.layers}
     expected = {} if predicted is None else {(t.layer, t.stage): t for t in predicted.layers}
-    stages: tuple[Stage, ...] = ("forward", "backward", "optimizer")
+    stages: tuple[profiles.Stage, ...] = ("forward", "backward", "optimizer")
     known = dict.fromkeys(layer for layer, _ in [*measured, *expected])
     rows: list[TableRow] = []
     for layer in sorted(known, key=lambda layer: not layer):  # what belongs to no layer comes last
@@ -227,7 +219,7 @@ def _layers(name: str, main: Profile, predicted: Profile | None) -> Table:
     return Table(f"{name}: time by layer and pass, on rank {main.rank}", head, rows)
 
 
-def _layers_sum(layers: Iterable[LayerTime]) -> LayerTime | None:
+def _layers_sum(layers: Iterable[profiles.LayerTime]) -> profiles.LayerTime | None:
     """Sums up all layers and stages; None without any."""
     known = list(layers)
     if not known:
@@ -238,7 +230,9 @@ def _layers_sum(layers: Iterable[LayerTime]) -> LayerTime | None:
 
 
 def _layer_cells(
-    measured: LayerTime | None, expected: LayerTime | None, predicted: Profile | None
+    measured: profiles.LayerTime | None,
+    expected: profiles.LayerTime | None,
+    predicted: profiles.Profile | None,
 ) -> list[str]:
     cells = [DASH, DASH, DASH]
     if measured is not None:

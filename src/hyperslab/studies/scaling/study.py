@@ -345,9 +345,10 @@ class StudyRequest:
         )
 
 
-def run_study(
-    request: StudyRequest, predictor: Predictor | None, write: Callable[[Study, Path], None]
-) -> Study:
+WriteStudy = Callable[[Study, Path], None]  # gets the folder, too
+
+
+def run_study(request: StudyRequest, predictor: Predictor | None, write: WriteStudy) -> Study:
     """Measures and predicts every point, and has what there is written after each of them.
 
     A point that was measured before is not run again. Points that cannot be, and those whose
@@ -404,9 +405,7 @@ def _predicted_study(
     return Study(request.kind, request.name, tuple(rows), machine, tuple(refused))
 
 
-def _measured_study(
-    request: StudyRequest, study: Study, write: Callable[[Study, Path], None]
-) -> Study:
+def _measured_study(request: StudyRequest, study: Study, write: WriteStudy) -> Study:
     """Measures every point of the study."""
     rows = list(study.rows)
     for place, row in enumerate(study.rows):

@@ -104,9 +104,12 @@ def short_table(study: Study) -> rich.table.Table:
 
 def study_remarks(study: Study) -> list[str]:
     """Says what a reader of the numbers has to know."""
-    words = [f"left out: {one.reason}" for one in study.refused]
-    words += [_shared(remark, study) for row in study.rows for remark in remarks_on(row)]
-    words = list(dict.fromkeys(words))
+    ranks: dict[str, list[str]] = {}  # by the remark that is made on them
+    for row in study.rows:
+        for remark in remarks_on(row):
+            ranks.setdefault(remark, []).append(str(row.point.ranks))
+    words = list(dict.fromkeys(f"left out: {one.reason}" for one in study.refused))
+    words += [f"{', '.join(of)} rank{'s' * (of != ['1'])}: {what}" for what, of in ranks.items()]
     memory = [row.measured.memory for row in study.rows if row.measured]
     if memory:
         words.append(f"a rank held at most {size(max(memory))}")
@@ -125,12 +128,6 @@ def remarks_on(row: StudyRow) -> list[str]:
         words.append(f"does not fit: a rank needs {need}")
     words += row.predicted.doubts if row.predicted else ()
     return words
-
-
-def _shared(remark: str, study: Study) -> str:
-    """Makes a remark once, with the ranks of all rows that it is made on."""
-    ranks = [str(row.point.ranks) for row in study.rows if remark in remarks_on(row)]
-    return f"{', '.join(ranks)} rank{'s' * (ranks != ['1'])}: {remark}"
 
 
 def _merits(seconds: float, speed: Speed) -> list[str]:

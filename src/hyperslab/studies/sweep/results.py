@@ -9,21 +9,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from hyperslab import errors
 from hyperslab.recipe.schema import Recipe
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, check_recipe, read_evaluation, read_table
 from hyperslab.studies.sweep.schema import IRRELEVANT_SECTIONS, Sweep, SweepRun, SweepVariant
 from hyperslab.studies.table import Table
+from hyperslab.train.profile import read_document
 from hyperslab.train.run import RECIPE
 from hyperslab.util.atomic_files import write_json
-from hyperslab.util.documents import read_json
 
 RESULT_FILE = "result.json"
 
@@ -58,18 +59,7 @@ _RESULT = TypeAdapter(RunResult)
 def read_result(folder: Path) -> RunResult | None:
     """Reads what was kept of a run that is done (`DataError`); None where it is not."""
     path = folder / RESULT_FILE
-    try:
-        return _RESULT.validate_python(read_json(path))
-    except FileNotFoundError:
-        return None
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise errors.DataError(
-            f"{path} is not a result of a run: {where}: {first['msg']}; remove it"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise errors.DataError(f"{path} is not a result of a run: {error!r}; remove it") from None
+    return read_document(path, _RESULT, "a result of a run", "") if path.exists() else None
 
 
 def collect_result(run: SweepRun) -> RunResult:
@@ -309,12 +299,19 @@ def _spreads(scores: Sequence[Mapping[str, float | None]]) -> dict[str, Spread |
     return {name: _spread(score.get(name) for score in scores) for name in names}
 
 
-def csv_cells(row: SweepRow, spreads: Sequence[str]) -> list[object]:
-    cells: list[object] = [row.name, row.rate, len(row.seeds), row.wanted, row.epochs]
-    for name in spreads:
-        found: Spread | None = row.test.get(name) if name in row.test else getattr(row, name, None)
-        cells += [None] * 3 if found is None else [found.median, found.least, found.largest]
-    return [*cells, row.total_seconds]
+def csv_table(rows: Sequence[SweepRow]) -> tuple[list[str], list[list[object]]]:
+    """Makes the head and the rows of ``sweep.csv``."""
+    names = list(dict.fromkeys(name for row in rows for name in row.test))
+    spreads = ("validation_loss", "best_epoch", "test_mean", *names, "seconds")
+    head = ["variant", "rate", "runs", "wanted", "epochs"]
+    head += [f"{name}{end}" for name in spreads for end in ("", "_least", "_largest")]
+    table: list[list[object]] = []
+    for row in rows:
+        found = {**{name: getattr(row, name, None) for name in spreads}, **row.test}
+        cells = [astuple(one) if one else [None] * 3 for one in map(found.get, spreads)]
+        first = [row.name, row.rate, len(row.seeds), row.wanted, row.epochs]
+        table.append([*first, *chain.from_iterable(cells), row.total_seconds])
+    return [*head, "total_seconds"], table
 
 
 def runs_table(rows: Sequence[SweepRow]) -> Table:

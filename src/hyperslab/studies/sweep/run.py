@@ -18,15 +18,8 @@ from functools import partial
 from pathlib import Path
 
 import yaml
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
 
 from hyperslab import errors
 from hyperslab.checkpoint import folder_of
@@ -35,19 +28,8 @@ from hyperslab.launch.restarts import StartTraining
 from hyperslab.recipe.compare import differences, value_at
 from hyperslab.recipe.load import options_of_trust, read_yaml, save_recipe
 from hyperslab.studies.run_folder import NEEDED_OF_EPOCHS, read_table
+from hyperslab.studies.sweep import results
 from hyperslab.studies.sweep.budget import SweepForecast
-from hyperslab.studies.sweep.results import (
-    RunRecord,
-    RunResult,
-    SweepRow,
-    best_rates,
-    collect_result,
-    csv_cells,
-    finished_result,
-    halving_words,
-    variant_row,
-    worse_half,
-)
 from hyperslab.studies.sweep.schema import Sweep, SweepRun, check_variant
 from hyperslab.train.run import RECIPE, awaiting_run, lock_run
 from hyperslab.util.atomic_files import check_links, write_csv, write_json, write_text
@@ -56,7 +38,7 @@ from hyperslab.util.signals import StopRequest
 log = logging.getLogger("hyperslab")
 
 
-RunSteps = Generator[None, None, RunResult]
+RunSteps = Generator[None, None, results.RunResult]
 """Yields while a run is under way, and returns what came of it."""
 
 
@@ -76,7 +58,7 @@ def do_run(
     """
     folder = run.folder
     file = folder / RECIPE
-    finished_result(run)  # is it this run's?
+    results.finished_result(run)  # is it this run's?
     with errors.system_errors_as(errors.RecipeError, f"cannot write into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         check_links(folder, "logs")  # which is opened before the training looks for others
@@ -97,7 +79,7 @@ def do_run(
         for words in commands:
             seconds = run.recipe.timeout
             yield from start(ranks, words, folder / "logs", seconds=seconds, silent=True)
-        result = collect_result(run)
+        result = results.collect_result(run)
         if run.until is None:
             remove_checkpoints(folder, keep_best=not run.chooses)
     return result
@@ -115,7 +97,7 @@ def remove_checkpoints(folder: Path, *, keep_best: bool) -> None:
             shutil.rmtree(path)
 
 
-class SweepProgress(Progress):
+class SweepProgress(bars.Progress):
     """Shows how much of all runs is done, and below it each run under way with its last epoch.
 
     The upper bar counts epochs of all runs together. Nothing is drawn but by `look`: a thread of
@@ -125,10 +107,10 @@ class SweepProgress(Progress):
     def __init__(self, sweep: Sweep, console: Console | None = None) -> None:
         console = console or Console()
         super().__init__(
-            BarColumn(bar_width=16),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
+            bars.BarColumn(bar_width=16),
+            bars.TaskProgressColumn(),
+            bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.description}"),
             console=console,
             auto_refresh=False,
             disable=not console.is_terminal,
@@ -137,7 +119,7 @@ class SweepProgress(Progress):
         self.runs = len(sweep.choosing()) + sum(seeds)
         self.numbers: dict[SweepRun, int] = {}
         self.epochs: dict[SweepRun, int] = {}  # that are done
-        self.under_way: dict[SweepRun, TaskID] = {}
+        self.under_way: dict[SweepRun, bars.TaskID] = {}
         self._looked = 0.0
         total = sum(sum(sweep.planned_epochs(variant)) for variant in sweep.variants)
         self.task = self.add_task("all runs", total=total)
@@ -209,29 +191,29 @@ class SweepState:
 
     sweep: Sweep
     forecast: SweepForecast | None = None
-    outcomes: dict[SweepRun, RunResult] = field(default_factory=dict)
+    outcomes: dict[SweepRun, results.RunResult] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
-    def rows(self) -> list[SweepRow]:
+    def rows(self) -> list[results.SweepRow]:
         """Makes the table so far."""
-        rates = best_rates(self.sweep, self.outcomes)
+        rates = results.best_rates(self.sweep, self.outcomes)
         return [
-            variant_row(self.sweep, variant, self.outcomes, rates.get(variant.name))
+            results.variant_row(self.sweep, variant, self.outcomes, rates.get(variant.name))
             for variant in self.sweep.variants
         ]
 
-    def records(self) -> list[RunRecord]:
+    def records(self) -> list[results.RunRecord]:
         """Lists the runs that have ended, in the sweep's order and not in that of their ends."""
-        rates = best_rates(self.sweep, self.outcomes)
+        rates = results.best_rates(self.sweep, self.outcomes)
         known = {run: run for run in self.outcomes}  # with the epoch that halving stopped them at
         records = []
         for run in (*self.sweep.choosing(), *self.sweep.final(rates)):
-            of_run = partial(RunRecord, run.variant, run.rate, run.seed, run.chooses)
+            of_run = partial(results.RunRecord, run.variant, run.rate, run.seed, run.chooses)
             if run in known:
                 found = self.outcomes[run]
                 epoch = None if self.forecast is None else self.forecast.epoch_of(run.variant)
                 planned = None if epoch is None else epoch * found.epochs
-                status = halving_words(known[run].until) or "done"
+                status = results.halving_words(known[run].until) or "done"
                 times = (planned, found.seconds)
                 records.append(of_run(status, found.epochs, found.validation_loss, *times))
             elif run.name in self.failures:
@@ -248,15 +230,9 @@ class SweepState:
             "predicted_for": self.forecast and self.forecast.machine,
         }
         write_json(self.sweep.output / "sweep.json", content)
-        columns = [each.name for each in fields(RunRecord)]
+        columns = [each.name for each in fields(results.RunRecord)]
         write_csv(self.sweep.output / "runs.csv", columns, [astuple(one) for one in records])
-        names = list(dict.fromkeys(name for row in rows for name in row.test))
-        spreads = ("validation_loss", "best_epoch", "test_mean", *names, "seconds")
-        head = ["variant", "rate", "runs", "wanted", "epochs"]
-        head += [f"{name}{end}" for name in spreads for end in ("", "_least", "_largest")]
-        head += ["total_seconds"]
-        cells = [csv_cells(row, spreads) for row in rows]
-        write_csv(self.sweep.output / "sweep.csv", head, cells)
+        write_csv(self.sweep.output / "sweep.csv", *results.csv_table(rows))
 
 
 def run_sweep(
@@ -278,9 +254,9 @@ def run_sweep(
     """
     state = SweepState(sweep, forecast)
 
-    def do_all(runs: Sequence[SweepRun], outcomes: dict[SweepRun, RunResult]) -> None:
+    def do_all(runs: Sequence[SweepRun], outcomes: dict[SweepRun, results.RunResult]) -> None:
         # All are looked at first: a folder with another run ends the sweep before hours of work.
-        todo = deque((run, finished_result(run)) for run in runs)
+        todo = deque((run, results.finished_result(run)) for run in runs)
         free = [*ways]
         under_way: dict[SweepRun, tuple[DoRun, RunSteps]] = {}
         stopped: errors.Stopped | None = None
@@ -331,16 +307,16 @@ def run_sweep(
         }
         for until in sorted({epochs for _, epochs in rungs}):
             here = [replace(run, until=until) for run in left if (run.variant, until) in rungs]
-            reached: dict[SweepRun, RunResult] = {}
+            reached: dict[SweepRun, results.RunResult] = {}
             do_all(here, reached)
             gone = {run for run in here if run not in reached}
             for variant in sweep.variants:
                 own = [run for run in here if run.variant == variant.name]
-                for run in worse_half(own, reached):
+                for run in results.worse_half(own, reached):
                     gone.add(run)
                     if run in reached:
                         state.outcomes[run] = reached[run]
-                        progress.say(run, halving_words(until))
+                        progress.say(run, results.halving_words(until))
                         remove_checkpoints(run.folder, keep_best=False)
             left = [run for run in left if run not in gone]
         do_all(left, state.outcomes)
@@ -353,13 +329,13 @@ def run_sweep(
             _claim(sweep)
             with progress:
                 do_choosing()
-                rates = best_rates(sweep, state.outcomes)
+                rates = results.best_rates(sweep, state.outcomes)
                 while (wider := state.sweep.wider(sweep, rates)) != state.sweep:
                     more = [run for run in wider.choosing() if run not in state.sweep.choosing()]
                     state.sweep = wider
                     progress.expect(more)
                     do_all(more, state.outcomes)
-                    rates = best_rates(wider, state.outcomes)
+                    rates = results.best_rates(wider, state.outcomes)
                 for variant in sweep.variants:
                     if variant.name not in rates:
                         words = "no rate could be tried, so no seed was run"

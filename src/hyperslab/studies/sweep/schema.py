@@ -20,15 +20,8 @@ from pydantic import (
 )
 
 from hyperslab.errors import DataError, LayoutError, RecipeError
+from hyperslab.recipe import load
 from hyperslab.recipe.compare import settings_of, value_at
-from hyperslab.recipe.load import (
-    RATE_KEYS,
-    explain_errors,
-    load_recipe,
-    parse_override,
-    put_override,
-    read_yaml,
-)
 from hyperslab.recipe.schedule import TargetSchedule
 from hyperslab.recipe.schema import Recipe
 from hyperslab.recipe.section import Section, UserPath
@@ -36,7 +29,7 @@ from hyperslab.recipe.trust import output_of_run, trust_of
 from hyperslab.util.atomic_files import check_links
 
 SWEPT = {
-    **dict.fromkeys(RATE_KEYS, "give rates in the sweep's file"),
+    **dict.fromkeys(load.RATE_KEYS, "give rates in the sweep's file"),
     "seed": "give seeds in the sweep's file",
     "output": "give --output, or output in the sweep's file",
 }
@@ -109,7 +102,7 @@ def _swept_key(keys: Mapping[str, Any]) -> str:
     """Say which of these dotted keys, or one in their sections, a sweep sets; "" if none."""
     values: dict[str, Any] = {}
     for key, value in keys.items():
-        put_override(values, key, value)
+        load.put_override(values, key, value)
     found = next((key for key in SWEPT if value_at(values, key) is not None), None)
     return "" if found is None else f"{found} is set by the sweep itself\n    {SWEPT[found]}"
 
@@ -308,7 +301,7 @@ def load_sweep(
     """
     path = Path(path)
     file = _read_sweep_file(path)
-    if problem := _swept_key(dict(map(parse_override, overrides))):
+    if problem := _swept_key(dict(map(load.parse_override, overrides))):
         raise RecipeError(f"override: {problem}")
     base = path.parent / file.recipe
     trust = trust_of(base, trusted)
@@ -323,7 +316,7 @@ def load_sweep(
         own = [f"{key}={json.dumps(value)}" for key, value in section.keys.items()]
         words, varied = ([*overrides, *own], []) if by_user else (overrides, own)
         try:
-            recipe = load_recipe(base, words, varied=varied, trust=trust)
+            recipe = load.load_recipe(base, words, varied=varied, trust=trust)
             recipe.check_extents()
             variant = _variant(name, section, file, recipe)
             if variant.choosing_runs:
@@ -433,8 +426,8 @@ def _variant(name: str, section: VariantSection, file: SweepFile, recipe: Recipe
 
 
 def _read_sweep_file(path: Path) -> SweepFile:
-    values = read_yaml(path, "sweep")
+    values = load.read_yaml(path, "sweep")
     try:
         return SweepFile.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(explain_errors(error, values, str(path), {}, SweepFile)) from None
+        raise RecipeError(load.explain_errors(error, values, str(path), {}, SweepFile)) from None
