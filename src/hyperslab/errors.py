@@ -121,13 +121,13 @@ def reason(problem: BaseException) -> str:
 
 @contextmanager
 def system_errors_as(
-    kind: type[HyperslabError], what: str, *, named: bool = True
+    kind: type[HyperslabError], what: str, *, named: bool = True, then: str = ""
 ) -> Iterator[None]:
-    """Raises the operating system's errors within as ``kind``: ``what``, and the reason.
+    """Raises the operating system's errors within as ``kind``: ``what``, the reason, and ``then``.
 
     ``named``: the reason has the file's name, which ``what`` lacks.
     """
     try:
         yield
     except OSError as error:
-        raise kind(f"{what}: {reason(error) if named else error.strerror}") from error
+        raise kind(f"{what}: {reason(error) if named else error.strerror}{then}") from error

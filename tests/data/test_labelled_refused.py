@@ -82,9 +82,9 @@ HEADERS: dict[str, tuple[Any, str]] = {
     "dims": (lambda p: scan(p, volume=hu(0, (7, 6, 5))), "three spatial dims and channels"),
     "dtype": (lambda p: scan(p, volume=hu(0, SHAPE, "int32")), "int32; needs one of"),
     "text": (lambda p: scan(p, segmentation=np.full(SHAPE, "a", "S1")), "needs numbers"),
-    "one class": (lambda p: scan(p, classes=("background",)), "needs 2 to 256 names"),
-    "classes alike": (lambda p: scan(p, classes=("a", "b", "b")), "'classes' is .* needs"),
-    "a number": (lambda p: scan(p, classes=3), "'classes' is"),
+    "one class": (lambda p: scan(p, classes=("background",)), "needs 2 to 256 different"),
+    "classes alike": (lambda p: scan(p, classes=("a", "b", "b")), "'classes' are a, b, b; needs"),
+    "a number": (lambda p: scan(p, classes=3), "'classes' are 3; needs"),
     "other classes": (lambda p: scan(p, classes=("a", "b", "c")), "classes is .* stored alike"),
     "other labels": (
         lambda p: scan(p, segmentation=labels(0, SHAPE).astype("int16")),

@@ -91,13 +91,18 @@ def decode_value(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     mark = next(iter(value), "")
     if not mark.startswith(DOLLAR):
         return {key: decode_value(item, tensors) for key, item in value.items()}
-    if len(value) == 1 and mark in _DECODERS:
-        content = value[mark]
-        try:
-            return _DECODERS[mark](content, tensors)
-        except (TypeError, AttributeError, LookupError, RuntimeError) as error:
-            raise ValueError(f"{mark} is of {str(content)[:40]!r}: {error}") from None
-    raise ValueError(f"nothing is written as {mark[:40]!r}")
+    content = value[mark]
+    if len(value) != 1 or mark not in _MARKS:
+        raise ValueError(f"nothing is written as {mark[:40]!r}")
+    try:
+        if mark == "$tensor":
+            return tensors[content]
+        if mark in _FROM_TEXT:
+            return _FROM_TEXT[mark](content)
+        items = [decode_value(item, tensors) for item in content]
+        return _KINDS[mark](dict(items) if issubclass(_KINDS[mark], dict) else items)
+    except (TypeError, AttributeError, LookupError, RuntimeError) as error:
+        raise ValueError(f"{mark} is of {str(content)[:40]!r}: {error}") from None
 
 
 def tensors_named(value: Any) -> Iterator[str]:
@@ -163,24 +168,12 @@ _OF_TEXT: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
 """Kinds by their marks, with the ways to JSON and back."""
 
 
-def _decode_container(kind: type) -> Callable[..., Any]:
-    def decode(content: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-        items = [decode_value(item, tensors) for item in content]
-        return kind(dict(items) if issubclass(kind, dict) else items)
-
-    return decode
-
-
-def _decode_text(decode: Callable[[Any], Any]) -> Callable[..., Any]:
-    return lambda text, _: decode(text)
-
-
-_DECODERS: dict[str, Callable[[Any, Mapping[str, torch.Tensor]], Any]] = {
-    **{mark: _decode_container(kind) for kind, mark in _CONTAINERS.items()},
-    **{mark: _decode_text(decode) for mark, _, decode in _OF_TEXT.values()},
-    "$tensor": lambda name, tensors: tensors[name],
-    "$float": _decode_text(float),
+_KINDS = {mark: kind for kind, mark in _CONTAINERS.items()}
+_FROM_TEXT: dict[str, Callable[[Any], Any]] = {
+    "$float": float,
+    **{mark: decode for mark, _, decode in _OF_TEXT.values()},
 }
+_MARKS = {"$tensor", *_FROM_TEXT, *_KINDS}
 
 
 MaybeOptimizer = torch.optim.Optimizer | None

@@ -26,16 +26,9 @@ from hyperslab.comm.agreement import all_gather, broadcast_from_main, collective
 from hyperslab.comm.grid import hosts_of_ranks
 from hyperslab.comm.host_p2p import HostP2P
 from hyperslab.comm.rendezvous import name_ranks
+from hyperslab.data import sampler
 from hyperslab.data.assemble import BatchAssembler, Reader, ReadingThreads, Skipped, target_kind
 from hyperslab.data.dataset import Dataset, PrefetchPolicy
-from hyperslab.data.sampler import (
-    Schedule,
-    SplitCounts,
-    SplitPolicy,
-    Splits,
-    Symmetry,
-    check_one_shape,
-)
 from hyperslab.data.store import (
     BatchPlanner,
     SampleBoxes,
@@ -111,9 +104,9 @@ def open(
     *,
     batch_size: int,
     split: str = "train",
-    splits: Splits | None = None,
+    splits: sampler.Splits | None = None,
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
-    counts: SplitCounts | None = None,
+    counts: sampler.SplitCounts | None = None,
     folders: bool = False,
     repeat: int = 1,
     seed: int = 0,
@@ -201,7 +194,7 @@ def open(
     if not isinstance(prefetch, PrefetchPolicy):
         most = PrefetchPolicy().bytes if prefetch_bytes is None else prefetch_bytes
         prefetch = PrefetchPolicy(prefetch, most)
-    split_policy = SplitPolicy(split, splits, tuple(fractions), counts, folders, seed)
+    split_policy = sampler.SplitPolicy(split, splits, tuple(fractions), counts, folders, seed)
     refuse = Refused() if on_error == "skip" else None
     allowed = AccessPolicy(outside_files, missing_chunks)
     options = ScanOptions(channels, format, refuse, allowed, mapping)
@@ -252,7 +245,7 @@ def open(
         )
     samples = tuple(split_policy.samples(source))
     shuffled = split == "train" if shuffle is None else shuffle
-    schedule = Schedule(samples, batch_size, seed, shuffled, repeat)
+    schedule = sampler.Schedule(samples, batch_size, seed, shuffled, repeat)
     depth, left = _depth(prefetch, source, grid, min(batch_size, schedule.shown))
     assembler = build_assembler(
         source,
@@ -359,7 +352,7 @@ def _check_alike(**arguments: object) -> None:
 def build_assembler(
     source: Source,
     grid: Grid,
-    schedule: Schedule,
+    schedule: sampler.Schedule,
     *,
     transform: Transform,
     augment: bool,
@@ -389,8 +382,8 @@ def build_assembler(
         # Turned boxes come from other positions, and what is skipped all ranks agree on.
         transport = HostP2P(grid, same_position=not (augment or skip or whole))
 
-    def draw(shape: tuple[int, ...], *key: int) -> Symmetry:
-        return Symmetry.draw(shape, schedule.seed, *key, turns=not source.classes)
+    def draw(shape: tuple[int, ...], *key: int) -> sampler.Symmetry:
+        return sampler.Symmetry.draw(shape, schedule.seed, *key, turns=not source.classes)
 
     share_the_heap()  # or each box that is read is of fresh pages
     assembler = BatchAssembler(
@@ -422,7 +415,7 @@ def check_cut(source: Source, grid: Grid, batch_size: int) -> None:
     The volumes of a mini-batch have one shape, and each as many voxels along a side as the grid has
     ranks.
     """
-    check_one_shape(source, batch_size)
+    sampler.check_one_shape(source, batch_size)
     seen = set()
     for sample in range(len(source.shapes) or 1):
         shape = tuple(source.shape_of(sample))
@@ -457,7 +450,7 @@ class Kept:
 
 
 def _kept(
-    grid: Grid, schedule: Schedule, policy: StorePolicy, size: int, boxes: SampleBoxes
+    grid: Grid, schedule: sampler.Schedule, policy: StorePolicy, size: int, boxes: SampleBoxes
 ) -> Kept:
     """Deals out who keeps what, boxes of ``size`` [B] or whole samples."""
     if policy.mode == "direct":

@@ -29,7 +29,7 @@ from hyperslab.comm import AXES, Grid, per_grid
 from hyperslab.comm.agreement import all_gather, collective_try
 from hyperslab.comm.grid import hosts_of_ranks
 from hyperslab.data.sampler import IDENTITY, DrawSymmetry, Schedule, Symmetry
-from hyperslab.errors import DataError
+from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats.source import Array, Source
 from hyperslab.geometry import Box, Cut, Partition
 from hyperslab.geometry.transfer import TransferPlan, plan_transfers
@@ -114,16 +114,13 @@ class Store:
 
 def _reserve(folder: Path, size: int) -> mmap.mmap:
     """Maps a new file, all of whose bytes the disk has: a full one would end the process later."""
-    try:
+    what = f"staging folder {folder}: no room for {size / 2**20:.1f} MiB"
+    remedy = "\n    give a folder on a local disk with more space, or no staging"
+    with system_errors_as(DataError, what, named=False, then=remedy):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, size)
             return mmap.mmap(file.fileno(), size)
-    except OSError as error:
-        raise DataError(
-            f"staging folder {folder}: no room for {size / 2**20:.1f} MiB: {error.strerror}\n"
-            "    give a folder on a local disk with more space, or no staging"
-        ) from error
 
 
 MEMORY_SHARE = 0.5
@@ -153,11 +150,10 @@ def disk_budget(folder: Path, grid: Grid) -> int:
     """Computes the same for the disk on which ``folder`` is, or will be, on each machine [B]."""
 
     def free_disk() -> int:
-        try:
+        what = f"staging folder {folder}"
+        with system_errors_as(DataError, what, named=False, then="; give another"):
             there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
             return shutil.disk_usage(there).free
-        except OSError as error:
-            raise DataError(f"staging folder {folder}: {error.strerror}; give another") from error
 
     return _least_share(grid, collective_try(free_disk), DISK_SHARE)
 

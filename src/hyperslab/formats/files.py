@@ -15,7 +15,7 @@ import math
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -211,6 +211,18 @@ def sift(
     if not found:
         raise errors[0]
     return found
+
+
+def check_alike(
+    where: Path | str, found: Mapping[str, object], first: Path | str, wanted: Mapping[str, object]
+) -> None:
+    """Refuses a file or folder that is not stored like the first one, by the word that differs."""
+    for word, value in found.items():
+        if value != wanted[word]:
+            raise DataError(
+                f"{where}: {word} is {value} but {wanted[word]} in {first}; all files of a data "
+                "set are stored alike"
+            )
 
 
 def _kind_of_entry(path: Path) -> str:

@@ -274,12 +274,9 @@ def sources_of(
         DataError: no folder is given, or one is missing or holds no known file, or files of two
             formats side by side; or as the format's own source.
     """
-    parts = {Path(path): _opened(Path(path), grid, options, driver) for path in paths}
-    if len(parts) == 1:
-        return next(iter(parts.values()))
     from hyperslab.formats.views import joined
 
-    return joined(parts)
+    return joined({Path(path): _opened(Path(path), grid, options, driver) for path in paths})
 
 
 def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | None) -> Source:
@@ -378,12 +375,8 @@ def find_format(folder: Path) -> tuple[Format, str]:
             f'format="{first[0]}"'
         )
     others = sorted({kind for _, kind in found} - {first[0]})
-    if not others:
-        return named(first[0]), ""
-    return (
-        named(first[0]),
-        f"{folder}: read as {first[0]}; files of {', '.join(others)} are left out",
-    )
+    words = f"{folder}: read as {first[0]}; files of {', '.join(others)} are left out"
+    return named(first[0]), words if others else ""
 
 
 def check_source(path: Path, format: str | None) -> None:

@@ -169,6 +169,15 @@ MOST_CLASSES = 256
 """Classes that uint8 can tell apart."""
 
 
+def check_class_names(names: Sequence[str], what: str) -> None:
+    """Refuses names of classes, ``what``, that are too few, too many, empty or twice the same."""
+    if not 2 <= len(names) <= MOST_CLASSES or len({*names, ""}) != len(names) + 1:
+        raise DataError(
+            f"{what} are {', '.join(names) or 'missing'}; needs 2 to {MOST_CLASSES} different "
+            "ones, the background's first"
+        )
+
+
 def as_classes(stored: NDArray[Any], where: str) -> NDArray[np.uint8]:
     """Returns a file's labels (1 or C, d, h, w), whole numbers to 255, as classes (d, h, w)."""
     labels = stored[0]

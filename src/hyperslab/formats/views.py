@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hyperslab.errors import DataError, LayoutError, printable
+from hyperslab.formats.files import check_alike
 from hyperslab.formats.source import Array, Extras, Source, SourceView, VolumePart
 from hyperslab.geometry import Box
 
@@ -120,14 +121,9 @@ def _prefix(folder: Path, root: Path) -> str:
 
 def _check_alike(first: Path, one: Source, folder: Path, other: Source) -> None:
     scans = bool(one.classes) and one.shape[0] == other.shape[0]  # shown one by one
-    for word in _ALIKE if scans else ("shape", *_ALIKE):
-        ours = getattr(one, word)
-        theirs = getattr(other, word)
-        if ours != theirs:
-            raise DataError(
-                f"{folder}: {word} is {theirs} but {ours} in {first}; all folders of a data set "
-                "are stored alike"
-            )
+    words = _ALIKE if scans else ("shape", *_ALIKE)
+    stored, wanted = ({word: getattr(part, word) for word in words} for part in (other, one))
+    check_alike(folder, stored, first, wanted)
     named = [source.channel_names for source in (one, other) if source.channel_names]
     if len(set(named)) > 1:
         raise DataError(

@@ -13,15 +13,8 @@ from numpy.typing import NDArray
 from hyperslab.errors import DataError
 from hyperslab.formats.arrays.writer import write_small_file, write_summed
 from hyperslab.formats.storage import default_chunk_side
+from hyperslab.simulate import parameters
 from hyperslab.simulate.nbody import REDSHIFTS, Nbody
-from hyperslab.simulate.parameters import (
-    NAMES,
-    Attributes,
-    Draw,
-    UniverseSettings,
-    draw_universe,
-    parameters_in,
-)
 
 
 def as_int16(counts: NDArray[np.int32], index: int) -> NDArray[np.int16]:
@@ -39,9 +32,9 @@ def as_int16(counts: NDArray[np.int32], index: int) -> NDArray[np.int16]:
 def write_universe(
     path: Path,
     counts: NDArray[np.int16],
-    draw: Draw,
+    draw: parameters.Draw,
     redshifts: tuple[float, ...],
-    attributes: Attributes,
+    attributes: parameters.Attributes,
     *,
     concurrent: bool = False,
 ) -> None:
@@ -56,7 +49,7 @@ def write_universe(
         file.create_dataset("full", data=counts, chunks=chunks, fletcher32=True)
         write_summed(file, "unitPar", draw.unit)
         write_summed(file, "physPar", draw.physical)
-        write_summed(file, "namePar", np.array(NAMES, dtype="S"))
+        write_summed(file, "namePar", np.array(parameters.NAMES, dtype="S"))
         write_summed(file, "redshifts", np.array(redshifts))
         file.attrs.update(attributes)
 
@@ -64,11 +57,13 @@ def write_universe(
     path.with_name(f"{path.name}.partial").unlink(missing_ok=True)  # an earlier version's
 
 
-def make_universe(settings: UniverseSettings, index: int, path: Path, concurrent: bool) -> Path:
+def make_universe(
+    settings: parameters.UniverseSettings, index: int, path: Path, concurrent: bool
+) -> Path:
     """Makes one universe on one thread: so it is the same on any number of them."""
-    ranges = parameters_in(settings.ranges)
-    drawn = draw_universe(settings.seed, index, settings.parameters, ranges)
-    h_0 = float(drawn.physical[NAMES.index("H_0")])
+    ranges = parameters.parameters_in(settings.ranges)
+    drawn = parameters.draw_universe(settings.seed, index, settings.parameters, ranges)
+    h_0 = float(drawn.physical[parameters.NAMES.index("H_0")])
     nbody = _nbody(settings.size, settings.particles, settings.steps)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -38,6 +38,11 @@ class Parameter:
         """Computes the value at the position ``unit`` in [-1, 1] of the range."""
         return self.fiducial + self.half_width * unit
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """Returns the lowest and the highest value."""
+        return self.physical(-1.0), self.physical(1.0)
+
 
 PARAMETERS = (
     Parameter("Omega_m", 0.30, 0.06),
@@ -109,7 +114,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 RANGES: Mapping[str, Mapping[str, tuple[float, float]]] = {
-    "wide": {p.name: (p.physical(-1.0), p.physical(1.0)) for p in PARAMETERS},
+    "wide": {p.name: p.range for p in PARAMETERS},
     "public": {p.name: (0.9 * p.fiducial, 1.1 * p.fiducial) for p in PARAMETERS},
     "sc18": {
         "Omega_m": (0.25, 0.35),
@@ -170,7 +175,7 @@ def words_of_ranges(parameters: Sequence[Parameter]) -> str:
     """Writes all ranges as they are kept in a file."""
     from hyperslab.formats.targets import range_words
 
-    return range_words({p.name: (p.physical(-1.0), p.physical(1.0)) for p in parameters})
+    return range_words({p.name: p.range for p in parameters})
 
 
 def _between(name: str, lo: float, hi: float) -> Parameter:
@@ -181,8 +186,7 @@ def _possible(parameter: Parameter) -> Parameter:
     """Checks a parameter: a range that no universe can have is refused before hours of work."""
     least = {"Omega_m": OMEGA_B, "sigma_8": 0.0, "H_0": 0.0}.get(parameter.name, -math.inf)
     most = {"Omega_m": 1.0}.get(parameter.name, math.inf)
-    lo = parameter.physical(-1.0)
-    hi = parameter.physical(1.0)
+    lo, hi = parameter.range
     if lo <= least or hi > most:
         words = f"above {least:g}" + (f" and at most {most:g}" if most < math.inf else "")
         raise DataError(f"{parameter.name} from {lo:g} to {hi:g}: it has to be {words}")
@@ -254,7 +258,6 @@ def settings_of(
 ) -> UniverseSettings:
     """Returns the settings of ``count`` universes, with what is left out; see `make_universes`."""
     _at_least("count", count, 1)
-    _at_least("size", size, 1)
     return UniverseSettings(
         size=size,
         box_size=VOXEL_SIDE * size if box_size is None else float(box_size),

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-import h5py
 import numpy as np
 
 from hyperslab.errors import DataError
-from hyperslab.formats.arrays.writer import read_summed
+from hyperslab.formats.arrays.writer import check_small_file
 from hyperslab.formats.files import lock_folder
 from hyperslab.simulate.parameters import (
     NAMES,
@@ -34,18 +33,7 @@ def universe_path(folder: Path, index: int) -> Path:
 def check_universe(path: Path, attributes: Attributes) -> None:
     """Refuses ``path`` if it is not the universe that these attributes describe."""
     remedy = "delete it or simulate into another folder"
-    if not path.is_file():  # HDF5 would wait for a pipe
-        raise DataError(f"{path} is not a plain file: {remedy}")
-    try:
-        with h5py.File(path, "r") as file:
-            found = dict(file.attrs)
-            full = file["full"]
-            if not isinstance(full, h5py.Dataset):
-                raise KeyError("'full' is no data set")
-            shape = full.shape
-            read_summed(full)
-    except (OSError, KeyError) as error:
-        raise DataError(f"{path} is not a simulated universe ({error}): {remedy}") from error
+    (shape,), found = check_small_file(path, ["full"], "a simulated universe", remedy)
     found.setdefault("ranges", words_of_ranges(PARAMETERS))  # files did not always say them
     for name, wanted in attributes.items():
         if name not in found or not np.array_equal(found[name], wanted):
@@ -76,9 +64,8 @@ def make_universes(
 
     Of several processes that fill one folder together each makes its ``part``, (k, n): every n-th
     universe from number k on. Those that are there already are kept; ``done`` is called for each
-    of the part, kept ones first. The
-    arguments are those of `UniverseSettings`; a voxel is VOXEL wide and there are as many
-    particles as voxels if not said otherwise.
+    of the part, kept ones first. The arguments are those of `UniverseSettings`; a voxel is
+    VOXEL_SIDE wide and there are as many particles as voxels if not said otherwise.
 
     Raises:
         DataError: if an argument is out of range, if another simulation fills the folder, or if a

@@ -170,6 +170,17 @@ def test_another_folder_is_refused_before_anything_is_done(source: Path, tmp_pat
     assert not (tmp_path / "volume-0.hdf5").exists()
 
 
+def test_a_pipe_or_a_group_in_place_of_a_volume_is_refused(source: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "volume-0.hdf5")
+    with pytest.raises(DataError, match=r"volume-0\.hdf5 is not a plain file: delete it or"):
+        run(source, tmp_path)
+    (tmp_path / "volume-0.hdf5").unlink()
+    with h5py.File(tmp_path / "volume-0.hdf5", "w") as file:
+        file.create_group("volume")
+    with pytest.raises(DataError, match=r"is not a converted volume .*'volume' is no data set"):
+        run(source, tmp_path)
+
+
 def test_another_source_of_the_same_name_is_refused(tmp_path: Path) -> None:
     for name, xyz in (("a", XYZ), ("b", (9, 8, 6))):
         write(tmp_path / name / "volume-0.nii", numbers(xyz))

@@ -165,10 +165,10 @@ def test_what_is_wrong_is_named(tmp_path: Path) -> None:
     assert "unpack it with gunzip" in refused(tmp_path / "gzip", gzip.compress(good))
     assert "has no 'data_raw' but" in refused(tmp_path / "key", sample(1, 1, data_raw=None))
     small = sample(1, 1, data_raw=np.zeros((4, 4, 4)).tobytes())
-    words = "1.tfrecord, record 1: holds 512 bytes and 3 labels, but the first of 0.tfrecord 1728"
+    words = "1.tfrecord, record 1: size is 512 but 1728 in 0.tfrecord"
     assert words in refused(tmp_path / "small", good + small)
     fewer = sample(1, 1, label_raw=np.zeros(2).tobytes())
-    assert "and 2 labels, but" in refused(tmp_path / "fewer", fewer)
+    assert "labels is 2 but 3 in 0.tfrecord" in refused(tmp_path / "fewer", fewer)
     nan = sample(1, 1, label_raw=np.array([0.3, np.nan, 1]).tobytes())
     assert "needs finite numbers" in refused(tmp_path / "nan", nan)
     odd = sample(1, 1, label_raw=b"12345")

@@ -28,7 +28,7 @@ from typing import Any, get_args
 import numpy as np
 
 from hyperslab.errors import DataError, printable
-from hyperslab.formats import targets
+from hyperslab.formats import files, targets
 from hyperslab.formats.arrays.open import (
     Catalog,
     KeyedFile,
@@ -37,7 +37,6 @@ from hyperslab.formats.arrays.open import (
     open_keyed,
     scan_headers,
 )
-from hyperslab.formats.files import OWN_DATA, AccessPolicy, FileAccess, Stamp, list_files, naming
 from hyperslab.formats.source import ScanOptions
 from hyperslab.formats.storage_order import (
     CDHW,
@@ -97,7 +96,7 @@ class FileHeader:
 def read_header(
     path: Path,
     options: ScanOptions,
-    reach: FileAccess,
+    reach: files.FileAccess,
     like: tuple[int, ...] | None = None,
 ) -> FileHeader:
     """Opens a file, checks it, and reads everything but the volume.
@@ -111,7 +110,7 @@ def read_header(
             or value; was never written or would be read from elsewhere, see `arrays.hdf5`; or
             the options do not say the order of channels and it is not clear from the shape.
     """
-    with naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
+    with files.naming(path, kind_of_file(path)), open_keyed(path, reach) as file:
         key, target = _keys(file, bare=like is not None)
         volume = _volume(file, key)
         array = StoredArray(key, tuple(volume.shape), volume.dtype.name)
@@ -178,7 +177,7 @@ def _keys(file: KeyedFile, *, bare: bool) -> tuple[str, str]:
     raise DataError(
         f"{path}: not a known layout: needs {known}, has {file.keys()}\n    other keys are set in "
         f"a recipe: data.keys: {{volume: grid/delta, targets: Header@Omega0}}, or labels: mask in "
-        f"place of targets ({OWN_DATA}, keys)"
+        f"place of targets ({files.OWN_DATA}, keys)"
     )
 
 
@@ -190,12 +189,13 @@ def _volume(file: KeyedFile, key: str) -> Any:
     if volume.ndim != 4 or 0 in volume.shape:
         raise DataError(
             f"{path}: {key!r} has shape {volume.shape}; needs three spatial dims and channels\n"
-            f"    for others set data.keys.volume={key} and data.keys.targets ({OWN_DATA}, arrays)"
+            f"    for others set data.keys.volume={key} and data.keys.targets ({files.OWN_DATA}, "
+            "arrays)"
         )
     if volume.dtype.name not in DTYPES:
         raise DataError(
             f"{path}: {key!r} is {volume.dtype}; needs one of {', '.join(DTYPES)}\n    others are "
-            f"read with data.keys.volume={key} and data.keys.targets ({OWN_DATA}, arrays)"
+            f"read with data.keys.volume={key} and data.keys.targets ({files.OWN_DATA}, arrays)"
         )
     file.check_volume(key, volume)
     return volume
@@ -223,10 +223,7 @@ def _labels(
         return labels, targets.LIVER
     raw = np.atleast_1d(file.attrs["classes"]).tolist()
     names = tuple(printable(_text(word)) for word in raw)
-    if not 2 <= len(names) <= targets.MOST_CLASSES or len({*names, ""}) != len(names) + 1:
-        raise DataError(
-            f"{path}: the attribute 'classes' is {raw}; needs 2 to {targets.MOST_CLASSES} names"
-        )
+    targets.check_class_names(names, f"{path}: the names in its attribute 'classes'")
     return labels, names
 
 
@@ -294,19 +291,13 @@ def scan_layouts(
 
     All have to be stored like the first one.
     """
-    reach = FileAccess(folder, options.allowed)
+    reach = files.FileAccess(folder, options.allowed)
 
     def read(path: str) -> FileHeader:
         return read_header(Path(path), options, reach)
 
     def alike(first: tuple[str, FileHeader], entry: tuple[str, FileHeader]) -> None:
-        wanted = first[1].alike()
-        for word, found in entry[1].alike().items():
-            if found != wanted[word]:
-                raise DataError(
-                    f"{folder / entry[0]}: {word} is {found} but {wanted[word]} in {first[0]}; "
-                    "all files of a data set are stored alike"
-                )
+        files.check_alike(folder / entry[0], entry[1].alike(), first[0], first[1].alike())
         here, there = entry[1].redshifts, first[1].redshifts
         if here != there and sorted(here) == sorted(there):
             raise DataError(
@@ -314,18 +305,18 @@ def scan_layouts(
                 f"{first[0]} {list(there)}; all files of a data set are stored alike"
             )
 
-    files = list_files(folder, suffixes)
+    names = files.list_files(folder, suffixes)
     refuse, own = options.refuse, options.own
     kept = (reach, FileHeader, (options.channels, options.format))
-    found, stamps = scan_headers(folder, files, KEYS_OF_LAYOUTS, read, refuse, alike, kept, own=own)
+    found, stamps = scan_headers(folder, names, KEYS_OF_LAYOUTS, read, refuse, alike, kept, own=own)
     return catalog_of(folder, found, stamps, options.allowed)
 
 
 def catalog_of(
     folder: Path,
     found: Sequence[tuple[str, FileHeader]],
-    stamps: Mapping[str, Stamp],
-    allowed: AccessPolicy,
+    stamps: Mapping[str, files.Stamp],
+    allowed: files.AccessPolicy,
 ) -> Catalog:
     """Catalogues files of one layout, of which each is a sample and named after its path."""
     headers = [header for _, header in found]

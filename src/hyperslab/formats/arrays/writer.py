@@ -20,19 +20,10 @@ import h5py
 import numpy as np
 
 from hyperslab.errors import DataError, system_errors_as
-from hyperslab.formats import optional
+from hyperslab.formats import optional, storage_order
 from hyperslab.formats.arrays.scan import TARGET_SUFFIX, TARGETS_FILE
 from hyperslab.formats.manifest import Entry
 from hyperslab.formats.source import Array, Source
-from hyperslab.formats.storage_order import (
-    CDHW,
-    DHW,
-    DHWC,
-    LBANN_ORDER,
-    Channels,
-    StorageOrder,
-    channel_order,
-)
 from hyperslab.formats.targets import SCAN_KEYS
 from hyperslab.formats.writer import SampleToWrite, Slabs, Writer
 from hyperslab.geometry import Box
@@ -42,7 +33,7 @@ from hyperslab.util.atomic_files import append_whole, write_bytes
 class KeyedWriter(Writer):
     """Writes universes as the public files have them, channels last; scans as LBANN has them."""
 
-    order: ClassVar[StorageOrder] = DHWC
+    order: ClassVar[storage_order.StorageOrder] = storage_order.DHWC
     compressions: ClassVar[tuple[str, ...]] = ("none", "gzip")
     labels = True
     chunked = True
@@ -63,15 +54,15 @@ class KeyedWriter(Writer):
             self._put(file, key, array)
         self._put_names(file, "namePar", extras.names)
         # The shape of what is no cube would not tell.
-        order = "last" if self.order == DHWC else "first"
+        order = "last" if self.order == storage_order.DHWC else "first"
         self._describe(file, {**extras.attributes, "channels": order})
 
     def _write_scan(self, file: Any, sample: SampleToWrite) -> None:
         extras = sample.extras
         volume, segmentation = SCAN_KEYS
-        self._stream(file, volume, CDHW, sample, sample.values())
+        self._stream(file, volume, storage_order.CDHW, sample, sample.values())
         labels = ((lo, slab[None]) for lo, slab in sample.labels())
-        self._stream(file, segmentation, CDHW, sample, labels, labels=True)
+        self._stream(file, segmentation, storage_order.CDHW, sample, labels, labels=True)
         affine = {} if extras.affine is None else {"affine": extras.affine}
         classes = list(sample.source.classes)
         self._describe(file, {**affine, **extras.attributes, "classes": classes})
@@ -80,7 +71,7 @@ class KeyedWriter(Writer):
         self,
         file: Any,
         key: str,
-        order: StorageOrder,
+        order: storage_order.StorageOrder,
         sample: SampleToWrite,
         slabs: Slabs,
         *,
@@ -175,7 +166,7 @@ class LbannWriter(Hdf5Writer):
     0, 0, 0 of one. [LLNL/lbann, applications/physics/cosmology/cosmoflow/split_cosmoflow_sample.py]
     """
 
-    order = LBANN_ORDER
+    order = storage_order.LBANN_ORDER
     read_as = "lbann"
     labels = False
 
@@ -188,7 +179,9 @@ class LbannWriter(Hdf5Writer):
         if part is not None:
             return f"{part.volume}_{'_'.join(map(str, reversed(part.place)))}"
         name = source.names[sample]
-        return name if source.order == LBANN_ORDER else f"{name}_0_0_0"  # they are parts already
+        return (
+            name if source.order == storage_order.LBANN_ORDER else f"{name}_0_0_0"
+        )  # they are parts already
 
     def _keys(self, keys: tuple[str, str]) -> tuple[str, str]:
         return "full", "unitPar"
@@ -202,11 +195,32 @@ def write_summed(file: Any, key: str, array: Array) -> None:
         file.create_dataset(key, data=array, chunks=array.shape, fletcher32=True)
 
 
-def read_summed(dataset: Any) -> None:
-    """Reads a data set with checksums, a row of chunks at a time; HDF5 compares them (OSError)."""
-    if dataset.fletcher32:
-        for lo in range(0, dataset.shape[0], dataset.chunks[0]):
-            dataset[lo : lo + dataset.chunks[0]]
+def check_small_file(
+    path: Path, keys: Sequence[str], what: str, remedy: str
+) -> tuple[list[tuple[int, ...]], dict[str, Any]]:
+    """Reads the data sets of a file that was written before; HDF5 compares their checksums.
+
+    Returns their shapes, and the attributes of the file.
+
+    Raises:
+        DataError: it is not ``what`` it should be, or is damaged.
+    """
+    if not path.is_file():  # HDF5 would wait for a pipe
+        raise DataError(f"{path} is not a plain file: {remedy}")
+    shapes = []
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            for key in keys:
+                found = file[key]
+                if not isinstance(found, h5py.Dataset):
+                    raise KeyError(f"{key!r} is no data set")
+                shapes.append(found.shape)
+                if found.fletcher32:  # a row of chunks at a time
+                    for lo in range(0, found.shape[0], found.chunks[0]):
+                        found[lo : lo + found.chunks[0]]
+            return shapes, dict(file.attrs)
+    except (OSError, KeyError) as error:
+        raise DataError(f"{path} is not {what} ({error}): {remedy}") from error
 
 
 def write_small_file(
@@ -345,7 +359,7 @@ class NpyWriter(Writer):
         shape = source.shape
         channels, depth, *plane = shape
         order, _ = order_to_write(shape)
-        channels_last = order == DHWC
+        channels_last = order == storage_order.DHWC
         # Plain writes: the pages of a mapping would count as this process's memory.
         with (folder / f"{name}.npy").open("xb") as file:
             stored = order.stored_shape(shape)
@@ -365,7 +379,7 @@ class NpyWriter(Writer):
             self.begin(folder, sample.extras.names, [])
         self.finish(folder, [{"name": name, "target": sample.target.tolist()}])
 
-    def told(self, source: Source) -> Channels | None:
+    def told(self, source: Source) -> storage_order.Channels | None:
         return order_to_write(source.shape)[1]
 
     def begin(self, out: Path, parameters: Sequence[str], entries: Sequence[Entry]) -> None:
@@ -376,19 +390,21 @@ class NpyWriter(Writer):
         append_whole(out / TARGETS_FILE, _lines(entries))
 
 
-def order_to_write(shape: tuple[int, ...]) -> tuple[StorageOrder, Channels | None]:
+def order_to_write(
+    shape: tuple[int, ...],
+) -> tuple[storage_order.StorageOrder, storage_order.Channels | None]:
     """Chooses how (C, D, H, W) is stored, and what readers have to be told of it.
 
     Nobody may take another dim for the channels. Where the shape, which is no cube, seems to say
     that they come last, they do; where it says nothing, readers ask.
     """
     if shape[0] == 1:
-        return DHW, None
+        return storage_order.DHW, None
     try:
-        seeming = channel_order(Path(), shape)
+        seeming = storage_order.channel_order(Path(), shape)
     except DataError:
-        return CDHW, "first"
-    return (CDHW, None) if seeming == "first" else (DHWC, "last")
+        return storage_order.CDHW, "first"
+    return (storage_order.CDHW, None) if seeming == "first" else (storage_order.DHWC, "last")
 
 
 def _lines(entries: Sequence[Entry]) -> bytes:

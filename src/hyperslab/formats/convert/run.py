@@ -20,7 +20,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,17 +38,17 @@ from hyperslab.formats.storage import ChunkSides, chunk_sides
 from hyperslab.formats.storage_order import Channels
 from hyperslab.formats.views import selected
 from hyperslab.formats.writer import SampleToWrite, Writer, checksums, slab_thickness
-from hyperslab.util.atomic_files import (
-    append_whole,
-    json_lines,
-    make_scratch,
-    open_to_append,
-    remove_scratch,
-    try_lock,
-)
+from hyperslab.util import atomic_files
 from hyperslab.util.worker_pool import map_tasks
 
 REMEDY = "convert into another folder"
+
+CONTINUE = "; finished files are kept, run the command again to continue"
+
+
+def _writing(folder: Path, then: str = "") -> AbstractContextManager[None]:
+    """Names the folder in errors of the system."""
+    return system_errors_as(DataError, f"{folder}: cannot be written", named=False, then=then)
 
 
 class Manifest:
@@ -60,7 +60,7 @@ class Manifest:
 
     def add(self, entries: Sequence[Entry]) -> None:
         """Notes samples, all of them or, with an OSError, none."""
-        append_whole(self.folder / MANIFEST_FILE, json_lines(entries))
+        atomic_files.append_whole(self.folder / MANIFEST_FILE, atomic_files.json_lines(entries))
         self.entries |= {entry["name"]: entry for entry in entries}
 
 
@@ -76,11 +76,11 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
     found, _, _ = read_manifest(folder)
     if found is None:
         _check_empty(folder)
-    with system_errors_as(DataError, f"{folder}: cannot be written", named=False):
+    with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        file = os.fdopen(open_to_append(folder / MANIFEST_FILE), "ab")
+        file = os.fdopen(atomic_files.open_to_append(folder / MANIFEST_FILE), "ab")
     with file:
-        if not try_lock(file.fileno()):
+        if not atomic_files.try_lock(file.fileno()):
             raise DataError(f"{folder}: another conversion into it is under way")
         found, entries, size = read_manifest(folder)
         for entry in entries:  # what a run that goes on needs beyond what a reader does
@@ -89,10 +89,10 @@ def lock_manifest(folder: Path, asked: Entry, needed: Sequence[str]) -> Iterator
                     f"{folder / MANIFEST_FILE}: is not a record of a conversion (the line of "
                     f"{entry['name']!r} has no {missing[0]})"
                 )
-        with system_errors_as(DataError, f"{folder}: cannot be written", named=False):
+        with _writing(folder):
             file.truncate(size)  # a line that a killed run has begun
             if found is None:
-                append_whole(folder / MANIFEST_FILE, json_lines([asked]))
+                atomic_files.append_whole(folder / MANIFEST_FILE, atomic_files.json_lines([asked]))
         for key, value in asked.items() if found else ():
             if found and found.get(key) != value:
                 raise DataError(
@@ -264,10 +264,6 @@ class Request:
         return writer
 
 
-Todo = tuple[tuple[int, str], ...]
-Doubtful = tuple[tuple[int, Entry], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Job:
     """One volume of ``root``, a source of its own, and its samples.
@@ -283,8 +279,8 @@ class Job:
     format: Format
     chunk: ChunkSides | None
     scratch: Path  # a folder for this job alone
-    todo: Todo  # the number of each sample within the volume, and its name
-    doubtful: Doubtful  # finished ones, of a file that does not look as it did
+    todo: tuple[tuple[int, str], ...]  # the number of each sample within the volume, and its name
+    doubtful: tuple[tuple[int, Entry], ...]  # finished ones, of a file that does not look as it did
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +317,7 @@ def run(job: Job) -> Done:
         shutil.rmtree(job.scratch, ignore_errors=True)  # it would fill a full disk
         raise DataError(
             f"{job.scratch.parents[1]}: {job.name} cannot be written as {job.format.name}: "
-            f"{error.strerror or error}; finished files are kept, run the command again to continue"
+            f"{error.strerror or error}{CONTINUE}"
         ) from error
     finally:
         whole.close()
@@ -526,26 +522,22 @@ class Plan:
             same = [bool(now) and entry["stamps"] == now for _, entry in there]
             doubtful = [one for one, kept in zip(there, same, strict=True) if not kept]
             if todo or doubtful:
-                jobs.append(self._job(volume, manifest.folder, tuple(todo), tuple(doubtful)))
+                job = Job(
+                    name=self.source.names[volume],
+                    volume=self.source.volume(volume),
+                    root=self.root,
+                    source=self.source.alone(volume),
+                    request=self.request,
+                    format=registry.named(self.request.format),
+                    chunk=self.chunk,
+                    scratch=manifest.folder / SCRATCH / str(volume),
+                    todo=tuple(todo),
+                    doubtful=tuple(doubtful),
+                )
+                jobs.append(job)
             else:
                 outcomes.append(Outcome("kept"))
         return outcomes, jobs, finished
-
-    def _job(self, volume: int, out: Path, todo: Todo, doubtful: Doubtful) -> Job:
-        source = self.source
-        request = self.request
-        return Job(
-            name=source.names[volume],
-            volume=source.volume(volume),
-            root=self.root,
-            source=source.alone(volume),
-            request=request,
-            format=registry.named(request.format),
-            chunk=self.chunk,
-            scratch=out / SCRATCH / str(volume),
-            todo=todo,
-            doubtful=doubtful,
-        )
 
     def _is_there(self, manifest: Manifest, name: str) -> bool:
         """Tells if a sample is finished; refuses what has its name and is not it."""
@@ -644,8 +636,8 @@ def _outcomes(plan: Plan, manifest: Manifest, spread: Spread) -> Generator[Outco
     yield from outcomes
     scratch = manifest.folder / SCRATCH
     try:
-        with _writing(manifest.folder):
-            make_scratch(scratch)  # of a run that was killed nothing stays
+        with _writing(manifest.folder, CONTINUE):
+            atomic_files.make_scratch(scratch)  # of a run that was killed nothing stays
             names = plan.samples.parameters.names
             writer = plan.request.writer
             writer.begin(manifest.folder, names, finished)
@@ -657,14 +649,14 @@ def _outcomes(plan: Plan, manifest: Manifest, spread: Spread) -> Generator[Outco
                 )
         with closing(spread(run, [(job,) for job in jobs])) as results:
             for result in results:
-                with _writing(manifest.folder):
+                with _writing(manifest.folder, CONTINUE):
                     _finish(plan, manifest, result, shards)
                 if result.reason:
                     yield Outcome("failed", result.reason)
                 else:
                     yield Outcome("converted" if result.job.todo else "kept")
     finally:
-        remove_scratch(scratch)
+        atomic_files.remove_scratch(scratch)
 
 
 def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None) -> None:
@@ -685,18 +677,6 @@ def _finish(plan: Plan, manifest: Manifest, result: Done, shards: Shards | None)
             path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(result.job.scratch / file, path)
     shutil.rmtree(result.job.scratch, ignore_errors=True)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    """Names the folder in errors of the system."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(
-            f"{folder}: cannot be written: {error.strerror}; finished files are kept, run the "
-            "command again to continue"
-        ) from error
 
 
 def _check_apart(root: Path, out: Path) -> None:

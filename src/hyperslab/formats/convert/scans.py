@@ -19,6 +19,7 @@ of which each rank reads its box alone.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 
 from hyperslab.errors import DataError, system_errors_as
 from hyperslab.formats import optional
-from hyperslab.formats.arrays.writer import read_summed, write_small_file
+from hyperslab.formats.arrays.writer import check_small_file, write_small_file
 from hyperslab.formats.files import STRICT, AccessPolicy, check_finite, lock_folder
 from hyperslab.formats.nifti import image, resample
 from hyperslab.formats.nifti.image import NiftiFile
@@ -45,7 +46,7 @@ from hyperslab.formats.nifti.source import (
     write_dataset_json,
 )
 from hyperslab.formats.storage import default_chunk_side
-from hyperslab.formats.targets import LIVER
+from hyperslab.formats.targets import LIVER, SCAN_KEYS
 from hyperslab.util.worker_pool import map_tasks
 
 LatticeShape = tuple[int, int, int]
@@ -124,21 +125,15 @@ def write_scan_file(
 def check_scan_file(path: Path, pair: Pair, shape: LatticeShape) -> None:
     """Refuses ``path`` if it is not the volume of ``pair`` on a lattice of ``shape``."""
     remedy = "delete it or convert into another folder"
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            arrays = [file[key] for key in ("volume", "segmentation")]
-            shapes = {array.shape[1:] for array in arrays}
-            for array in arrays:
-                read_summed(array)
-            found = {key: file.attrs[key] for key in SOURCE_ATTRIBUTES}
-    except (OSError, KeyError) as error:
-        raise DataError(f"{path} is not a converted volume ({error}): {remedy}") from error
-    if shapes != {shape}:
-        raise DataError(f"{path} was made with size {shapes.pop()}, not {shape}: {remedy}")
+    shapes, found = check_small_file(path, SCAN_KEYS, "a converted volume", remedy)
+    for stored in shapes:
+        if stored[1:] != shape:
+            raise DataError(f"{path} was made with size {stored[1:]}, not {shape}: {remedy}")
     for key, value in _source_attributes(pair).items():
-        if found[key] != value:
+        if key not in found or found[key] != value:
             raise DataError(
-                f"{path} was made from another file ({key} is {found[key]}, now {value}): {remedy}"
+                f"{path} was made from another file ({key} is {found.get(key)}, now {value}): "
+                f"{remedy}"
             )
 
 
@@ -180,17 +175,35 @@ def convert_scans(
     optional.nibabel()
     if min(shape) < 1 or workers < 1:
         raise DataError(f"size {shape}, {workers} workers: need at least 1")
-    outcomes = []
+
+    def is_there(pair: Pair) -> bool:
+        path = _path(folder, pair)
+        if not path.exists():
+            return False
+        check_scan_file(path, pair, shape)
+        return True
+
     with lock_folder(folder, "conversion"):
-        there = [pair for pair in pairs if _path(folder, pair).exists() and not pair.problem]
-        for pair in there:
-            check_scan_file(_path(folder, pair), pair, shape)
-        kept = [ScanOutcome(pair, "kept") for pair in there]
-        todo = [(pair, folder, shape) for pair in pairs if pair not in there]
-        with closing(map_tasks(_convert, todo, workers)) as made:
-            for outcome in itertools.chain(kept, made):
-                outcomes.append(outcome)
-                done(outcome)
+        return _make_missing(pairs, is_there, _convert, (folder, shape), done, workers)
+
+
+def _make_missing(
+    pairs: Sequence[Pair],
+    is_there: Callable[[Pair], bool],
+    convert: Callable[..., ScanOutcome],
+    how: tuple[Any, ...],
+    done: Callable[[ScanOutcome], None],
+    workers: int = 1,
+) -> list[ScanOutcome]:
+    """Converts the scans that are not there; all are looked at before anything is converted."""
+    there = [pair for pair in pairs if not pair.problem and is_there(pair)]
+    kept = [ScanOutcome(pair, "kept") for pair in there]
+    todo = [(pair, *how) for pair in pairs if pair not in there]
+    outcomes = []
+    with closing(map_tasks(convert, todo, workers)) as made:
+        for outcome in itertools.chain(kept, made):
+            outcomes.append(outcome)
+            done(outcome)
     return outcomes
 
 
@@ -238,21 +251,14 @@ def respace_scans(
     source = path if path.is_dir() else path.parent
     if source.resolve() == folder.resolve():
         raise DataError(f"{folder}: holds the scans or their list: write the new ones elsewhere")
-    outcomes = []
-    good = []
+    is_there = functools.partial(_is_respaced, folder=folder, voxel=voxel)
+    how = folder, voxel, len(listed.classes)
     with system_errors_as(DataError, f"cannot write into {folder}", named=False):
         folder.mkdir(parents=True, exist_ok=True)  # before the lock does: its errors are ours
         with lock_folder(folder, "conversion"):
-            kept = [pair for pair in listed.pairs if _is_respaced(pair, folder, voxel)]
-            for pair in listed.pairs:
-                made = _respaced_pair(pair, folder)
-                if pair in kept:
-                    outcome = ScanOutcome(pair, "kept")
-                else:
-                    outcome = _respace(pair, made, voxel, len(listed.classes))
-                outcomes.append(outcome)
-                good += [] if outcome.state == "skipped" else [made]
-                done(outcome)
+            outcomes = _make_missing(listed.pairs, is_there, _respace, how, done)
+            skipped = [outcome.pair for outcome in outcomes if outcome.state == "skipped"]
+            good = [_respaced_pair(pair, folder) for pair in listed.pairs if pair not in skipped]
             names = (listed.classes, listed.channels)
             if good:
                 write_dataset_json(folder / DATASET_JSON, good, *names, listed.splits)
@@ -271,7 +277,7 @@ def _is_respaced(pair: Pair, folder: Path, voxel: VoxelSize) -> bool:
         DataError: it is, and is of another size or of other files.
     """
     made = _respaced_pair(pair, folder)
-    if pair.problem or not (made.image.exists() and made.labels.exists()):
+    if not (made.image.exists() and made.labels.exists()):
         return False
     before = image.open_nifti(pair.image)
     shape, affine = _respaced_lattice(before.shape[1:], before.affine, voxel)
@@ -299,7 +305,8 @@ def _sizes_of_files(pair: Pair) -> bytes:
     return f"of {sum(sizes[:-1])} and {sizes[-1]} bytes".encode()
 
 
-def _respace(pair: Pair, made: Pair, voxel: VoxelSize, classes: int) -> ScanOutcome:
+def _respace(pair: Pair, folder: Path, voxel: VoxelSize, classes: int) -> ScanOutcome:
+    made = _respaced_pair(pair, folder)
     try:
         file, values, labels = read_scan(pair, classes)
     except DataError as error:

@@ -42,7 +42,7 @@ from hyperslab.formats.nifti.image import (
 )
 from hyperslab.formats.source import Array, Extras, ScanOptions, Source
 from hyperslab.formats.storage import FILE_BUFFER, Storage
-from hyperslab.formats.targets import LIVER, MOST_CLASSES, SCAN_KEYS, as_classes
+from hyperslab.formats.targets import LIVER, SCAN_KEYS, as_classes, check_class_names
 from hyperslab.formats.writer import SampleToWrite, Writer, open_gzip_writer
 from hyperslab.geometry import Box
 from hyperslab.util.atomic_files import write_json
@@ -164,11 +164,8 @@ class _Entry:
     name: str = ""  # of the scan, where it is not the first file's
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    classes: Sequence[str]
-    channels: tuple[str, ...]
-    entries: Sequence[_Entry]
+_Content = tuple[Sequence[str], tuple[str, ...], Sequence[_Entry]]
+"""Names of classes, names of channels, and what is listed."""
 
 
 def read_list(path: Path, reach: FileAccess) -> ScanList:
@@ -177,28 +174,24 @@ def read_list(path: Path, reach: FileAccess) -> ScanList:
     Errors of entries, classes, and paths that leave the folder or are missing name the list.
     """
     with naming(path, "a list of scans", ANY):
-        content = _content_of(path)
-        pairs = _distinct(path, [_pair_of(path, entry, reach) for entry in content.entries])
-    classes = tuple(content.classes)
-    if not 2 <= len(classes) <= MOST_CLASSES or len({*classes, ""}) != len(classes) + 1:
-        raise DataError(
-            f"{path}: the names of the classes are {', '.join(classes) or 'missing'}; needs 2 to "
-            f"{MOST_CLASSES} different ones, the background's first"
-        )
+        classes, channels, entries = _content_of(path)
+        pairs = _distinct(path, [_pair_of(path, entry, reach) for entry in entries])
+    check_class_names(classes, f"{path}: the names of the classes")
     if not pairs:
         raise DataError(f"{path}: lists no scan with labels")
-    parts = zip(pairs, content.entries, strict=True)
+    parts = zip(pairs, entries, strict=True)
     splits = {pair.name: entry.split for pair, entry in parts if entry.split}
     if splits and len(splits) < len(pairs):
         words = f"{len(splits)} of {len(pairs)} rows have a split"
         raise DataError(f"{path}: {words}; give all of them one, or none")
-    return ScanList(pairs, classes, content.channels, splits)
+    return ScanList(pairs, tuple(classes), channels, splits)
 
 
 def labels_of_list(path: Path) -> list[Path]:
     """Returns the files of labels that a list names; none where it is no list of scans."""
     with suppress(DataError), naming(path, "a list of scans", ANY):
-        return [path.parent / entry.labels for entry in _content_of(path).entries]
+        _, _, entries = _content_of(path)
+        return [path.parent / entry.labels for entry in entries]
     return []
 
 
@@ -277,7 +270,7 @@ def _of_csv(path: Path, text: str) -> _Content:
             "# classes: background, liver, tumour"
         )
     names = note[len(CLASSES_COMMENT) :].split(",")
-    return _Content([printable(name.strip()) for name in names], channels, entries)
+    return [printable(name.strip()) for name in names], channels, entries
 
 
 def _column(name: str) -> str:
@@ -304,7 +297,7 @@ def _of_json(path: Path, text: str) -> _Content:
             f"{path}: has neither training (Medical Segmentation Decathlon) nor channel_names "
             "and file_ending (nnU-Net)"
         )
-    return _Content(classes, channels, entries)
+    return classes, channels, entries
 
 
 def _classes_in_json(path: Path, content: Mapping[str, Any]) -> list[str]:

@@ -219,18 +219,11 @@ def opened_example(path: Path) -> Iterator[Example]:
         if packed:
             yield _unpacked(path, file)
             return
+        example, after = example_at(file, 0, str(path))
         size = os.fstat(file.fileno()).st_size
-        body = _body_at(str(path), file.fileno(), 0, size)
-        if size != len(body) + FRAME:
-            raise _not_one(path, f"{size} bytes", len(body))
-        yield Example(str(path), _features(body), body)
-
-
-@contextmanager
-def opened_example_at(path: Path, place: int, where: str) -> Iterator[Example]:
-    """Gives one of the examples of a plain file, whose record begins at a place [B]."""
-    with path.open("rb") as file:
-        yield _example_at(where, file.fileno(), place)[0]
+        if size != after:
+            raise _not_one(path, f"{size} bytes", after - FRAME)
+        yield example
 
 
 def _unpacked(path: Path, file: IO[bytes]) -> Example:
@@ -265,30 +258,25 @@ def _check_sum(where: str, found: int, stored: MessageBytes) -> None:
         raise DataError(f"{where}: is damaged: the sum of its record does not fit")
 
 
-@contextmanager
-def opened_examples(path: Path) -> Iterator[Iterator[tuple[int, Example]]]:
-    """Gives all examples of a plain file, each with the place of its record [B].
+def examples_in(file: IO[bytes], path: Path) -> Iterator[tuple[int, Example]]:
+    """Yields all examples of an open plain file, each with the place of its record [B].
 
-    The file is open meanwhile; the sums of the lengths are checked.
+    The sums of the lengths are checked.
     """
-
-    def examples() -> Iterator[tuple[int, Example]]:
-        end = os.fstat(file.fileno()).st_size
-        place = number = 0
-        while place < end or place == 0:
-            example, after = _example_at(f"{path}, record {number}", file.fileno(), place)
-            yield place, example
-            place = after
-            number = number + 1
-
-    with path.open("rb") as file:
-        yield examples()
+    end = os.fstat(file.fileno()).st_size
+    place = number = 0
+    while place < end or place == 0:
+        example, after = example_at(file, place, f"{path}, record {number}")
+        yield place, example
+        place = after
+        number = number + 1
 
 
-def _example_at(where: str, file: int, place: int) -> tuple[Example, int]:
-    """Returns an example, and where its record ends."""
-    end = os.fstat(file).st_size
-    body = _body_at(where, file, place, end)
+def example_at(file: IO[bytes], place: int, where: str) -> tuple[Example, int]:
+    """Returns the example whose record begins at a place [B] of a plain file, and its end."""
+    end = os.fstat(file.fileno()).st_size
+    head = FileBytes(file.fileno(), place, min(place + 12, end))
+    body = head.after(_length(where, bytes(head)))
     if (after := place + len(body) + FRAME) > end:
         raise DataError(f"{where}: needs {after} bytes but its file has {end}: it is truncated")
     try:
@@ -296,12 +284,6 @@ def _example_at(where: str, file: int, place: int) -> tuple[Example, int]:
     except ValueError as error:
         raise DataError(f"{where}: is damaged: {error}") from error
     return Example(where, features, body), after
-
-
-def _body_at(where: str, file: int, place: int, end: int) -> FileBytes:
-    """Finds the bytes of the record that begins at a place, once the sum of its length fits."""
-    head = FileBytes(file, place, min(place + 12, end))
-    return head.after(_length(where, bytes(head)))
 
 
 def _length(where: str, head: bytes) -> int:

@@ -34,7 +34,7 @@ from hyperslab.errors import DataError
 from hyperslab.formats import targets
 from hyperslab.formats.arrays.open import Catalog, StoredArray, scan_headers
 from hyperslab.formats.arrays.source import ArrayFolder
-from hyperslab.formats.files import Refuse, list_files, naming, sift
+from hyperslab.formats.files import Refuse, check_alike, list_files, naming, sift
 from hyperslab.formats.source import PUBLIC_KEYS, Array, Extras, ScanOptions, Source, SourceView
 from hyperslab.formats.storage import Storage
 from hyperslab.formats.storage_order import DHW, DHWC
@@ -151,12 +151,12 @@ class TfRecordFolder(ArrayFolder):
 
 def _is_sc18(folder: Path) -> bool:
     """Tells if the first record that is whole names its volume so."""
-    for file in list_files(folder, TfRecordFolder.suffixes):
-        path = folder / file
+    for name in list_files(folder, TfRecordFolder.suffixes):
+        path = folder / name
         try:
             if not records.is_gzip(path):
-                with records.opened_examples(path) as examples:
-                    return DATA_KEY in next(examples)[1].features
+                with path.open("rb") as file:
+                    return DATA_KEY in records.example_at(file, 0, str(path))[0].features
         except (OSError, EOFError, ValueError, DataError):
             continue  # the scan will say what is wrong with it
     return False
@@ -177,11 +177,7 @@ def _scan_single(
                     stored = _shape(path, len(example.bytes("x")), shape)
                     file = path.relative_to(folder).as_posix()
                     about.append((file, found, stored, len(_target(example, None))))
-        if found != about[0][1]:
-            raise DataError(
-                f"{path}: its record has {found} bytes but that of {about[0][0]} has "
-                f"{about[0][1]}; all files of a data set are stored alike"
-            )
+        check_alike(path, {"record size": found}, about[0][0], {"record size": about[0][1]})
 
     good, stamps = scan_headers(folder, files, (), look, refuse)
     _, _, stored, count = about[0]
@@ -274,10 +270,8 @@ class Sc18Folder(ArrayFolder):
     def read(self, sample: int, box: Box) -> Array:
         """Reads a box of the record's bytes. Raises as `ArrayFolder.read`."""
         array = self.catalog.volumes[sample]
-        with (
-            self.catalog.as_scanned(sample, array),
-            records.opened_example_at(self.path(sample), array.at, self.where(sample)) as example,
-        ):
+        with self.catalog.as_scanned(sample, array), self.path(sample).open("rb") as file:
+            example, _ = records.example_at(file, array.at, self.where(sample))
             dtype = np.dtype(array.dtype)
             values = example.box(DATA_KEY, array.shape, dtype, DHW.to_file(box))
         return DHW.to_volume(values).astype(np.float32)
@@ -306,18 +300,14 @@ def _scan_many(folder: Path, refuse: Refuse | None) -> Catalog:
     found, stamps = scan_headers(folder, list_files(folder, PLAIN_SUFFIXES), (), look, refuse)
     first, (one, *_) = found[0]
     stored, dtype = _cube(folder / first, one.size)
-    count = _labels(folder / first, one.labels, dtype).size
+    wanted = {"size": one.size, "labels": _labels(folder / first, one.labels, dtype).size}
 
     def alike(entry: tuple[str, list[_Record]]) -> targets.Floats:
         file, held = entry
         for number, record in enumerate(held):
             labels = _labels(folder / file, record.labels, dtype)
-            if (record.size, labels.size) != (one.size, count):
-                raise DataError(
-                    f"{folder / file}, record {number}: holds {record.size} bytes and "
-                    f"{labels.size} labels, but the first of {first} {one.size} and {count}; all "
-                    "records of a data set are stored alike"
-                )
+            found = {"size": record.size, "labels": labels.size}
+            check_alike(f"{folder / file}, record {number}", found, first, wanted)
         return np.array([_labels(folder / file, record.labels, dtype) for record in held])
 
     good = sift(found, alike, refuse)
@@ -339,7 +329,7 @@ def _scan_many(folder: Path, refuse: Refuse | None) -> Catalog:
         stamps=stamps,
         order=DHW,
         targets=np.concatenate([labels for _, labels in good]),
-        parameters=sc18_parameters(count),
+        parameters=sc18_parameters(wanted["labels"]),
         redshifts=(0.0,),
     )
 
@@ -349,8 +339,8 @@ def _records(path: Path) -> list[_Record]:
     if records.is_gzip(path):
         raise DataError(f"{path}: is gzip, which has no records to find: unpack it with gunzip")
     found = []
-    with records.opened_examples(path) as examples:
-        for place, example in examples:
+    with path.open("rb") as file:
+        for place, example in records.examples_in(file, path):
             size = len(example.bytes(DATA_KEY))
             labels = example.bytes(LABEL_KEY)
             if len(labels) > MOST_LABELS:
