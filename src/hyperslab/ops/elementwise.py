@@ -619,6 +619,31 @@ def bucketize(
     return input.like(torch.bucketize(input.local, boundaries, out_int32=out_int32, right=right))
 
 
+@register(torch.searchsorted, family="elementwise")
+def searchsorted(
+    sorted_sequence: torch.Tensor, input: torch.Tensor, **options: Any
+) -> Sharded:
+    """Runs block by block; the sequence is an ordinary tensor of one dim."""
+    ordinary = [sorted_sequence, *options.values()]
+    if (
+        not isinstance(input, Sharded)
+        or any(isinstance(value, Sharded) for value in ordinary)
+        or sorted_sequence.dim() != 1
+    ):
+        raise LayoutError(
+            "searchsorted: the input is cut, the sequence is an ordinary tensor of one dim\n"
+            f"{describe([*ordinary, input])}    use .full() of them"
+        )
+    return input.like(torch.searchsorted(sorted_sequence, input.block, **options), fresh=True)
+
+
+@register(torch.unravel_index, family="elementwise")
+def unravel_index(indices: Sharded, shape: Any) -> tuple[Sharded, ...]:
+    """Runs block by block; returns a tensor for each dim."""
+    found = torch.unravel_index(indices.block, shape)
+    return tuple([indices.like(part, fresh=True) for part in found])
+
+
 @register(torch.isin, family="elementwise")
 def isin(elements: torch.Tensor, *values: Any, **options: Any) -> Sharded:
     """Runs block by block; the values that are looked for are an ordinary tensor or a number."""
@@ -935,6 +960,25 @@ def bernoulli_block(x: Sharded, p: float | torch.Tensor) -> torch.Tensor:
         return (bits < math.floor(p * 2**31)).to(x.dtype)
     chances = operand_block(p, target=x.partition, like=x).detach()
     return (bits < chances.double() * 2**31).to(x.dtype)
+
+
+@register(torch.normal, family="elementwise")
+def normal(
+    mean: torch.Tensor | float,
+    std: torch.Tensor | float = 1.0,
+    *,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Draws the same on every grid; the gradients of mean and deviation are zero, as torch's."""
+    _check_generator(generator, "normal")
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        both: Any = mean + std
+        low = std.min() if isinstance(std, torch.Tensor) and both.grid.has_values else std
+        if not isinstance(low, Sharded) and low < 0:
+            raise ValueError("normal: a standard deviation is below 0")
+        with torch.no_grad():
+            drawn = mean + std * torch.empty_like(both).normal_()
+        return torch.where(torch.zeros_like(both, dtype=torch.bool), both, drawn)
 
 
 def _check_generator(generator: torch.Generator | None, name: str) -> None:

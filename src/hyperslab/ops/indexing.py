@@ -655,12 +655,15 @@ def embedding(
 
 @register(F.one_hot, family="indexing")
 def one_hot(input: Sharded, num_classes: int = -1) -> Sharded:
-    """Adds a last dim that is not cut; the number of classes must be given."""
+    """Adds a last dim that is not cut; without their number it looks for the largest class."""
     if num_classes < 1:
-        raise UnsupportedOp(
-            f"one_hot of {input.partition} counts the classes of one rank only\n"
-            "    give num_classes"
-        )
+        if not input.grid.has_values:
+            raise UnsupportedOp(
+                f"one_hot of {input.partition} looks for the largest class, of which a trace has "
+                "none\n    give num_classes"
+            )
+        with EnableTorchFunction():  # or torch would ask for no rule inside of one
+            num_classes = int(input.max()) + 1
     classes = input.local
     if classes.dtype != torch.int64:
         raise TypeError(f"one_hot takes classes of torch.int64, not {classes.dtype}")

@@ -124,10 +124,12 @@ def looked_up(x: Any, table: torch.Tensor, *, how: str) -> Any:
         return F.embedding(labels, table) * x.squeeze(1)[..., None]
     if how == "table":
         return table[labels] * x.squeeze(1)[..., None]
+    if how == "all classes":
+        return F.one_hot(labels) * x.mean()
     return F.one_hot(labels, 5) * x.mean() * table[:, 0]
 
 
-@pytest.mark.parametrize("how", ["embedding", "table", "one_hot"])
+@pytest.mark.parametrize("how", ["embedding", "table", "one_hot", "all classes"])
 def test_tables(how: str) -> None:
     cases = [
         Example(grid=grid, shape=(3, 1, 5, 4, 6), weights=((5, 2),), options={"how": how})
@@ -212,7 +214,6 @@ def refused(case: str) -> None:
         "no dim": lambda: torch.take_along_dim(x, index),
         "table": lambda: F.embedding(index, table, max_norm=1.0),
         "positions": lambda: torch.index_select(table, 0, hs.shard(torch.tensor([0, 1]), grid)),
-        "classes": lambda: F.one_hot(index),
     }[case]()
 
 
@@ -229,7 +230,6 @@ def refused(case: str) -> None:
         ("no dim", hs.UnsupportedOp, "needs a dim"),
         ("table", hs.UnsupportedOp, "without max_norm"),
         ("positions", hs.UnsupportedOp, "for a cut input"),
-        ("classes", hs.UnsupportedOp, "give num_classes"),
     ],
 )
 def test_what_is_refused(case: str, error: type[Exception], message: str) -> None:
