@@ -23,7 +23,7 @@ Gradients = list[torch.Tensor | None]
 
 
 class OwnPass(torch.autograd.Function):
-    """A block of a reversible network: its backward runs a pass, and returns None for parameters."""
+    """A block of a reversible network: its backward runs a pass and returns None for others."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, block: nn.Module, *parameters: nn.Parameter) -> Any:

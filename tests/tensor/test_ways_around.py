@@ -54,7 +54,6 @@ WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
     "foreach": lambda x: torch._foreach_add([x], [x]),
     "foreach in place": lambda x: torch._foreach_add_([x], 1.0),
     "foreach norm": lambda x: torch._foreach_norm([x]),
-    "where": lambda x: torch.where(x > 0),
     "list of": lambda x: torch.tensor([x, x]),
     "backward": lambda x: x.backward(),
     "autograd.backward": lambda x: torch.autograd.backward(x, x),

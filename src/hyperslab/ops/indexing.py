@@ -22,6 +22,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
 from hyperslab.kernels.memory_format import accumulator
 from hyperslab.ops.elementwise import apply_pointwise
+from hyperslab.ops.masks import chosen_by_mask, from_owners, write_where
 from hyperslab.ops.operands import (
     aligned_but,
     block_of,
@@ -32,6 +33,7 @@ from hyperslab.ops.operands import (
     other_extents,
     turn_into_cut,
     whole_of,
+    without_empty_shards,
 )
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import with_whole
@@ -181,17 +183,19 @@ def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp
 
 @register(torch.Tensor.__getitem__, family="indexing", lazy=True, merged=True)
 def getitem(self: torch.Tensor, index: object) -> Sharded:
-    """Takes integers, slices, ... and None anywhere; positions, several and masks over uncut dims.
+    """Takes integers, slices, ... and None anywhere; positions; several over uncut dims; masks.
 
     A dim that is cut is whole while positions along it are taken, and then cut as before.
     """
     if not isinstance(self, Sharded):
-        return _look_up(self, index)
+        chosen = _by_mask(self, index)
+        return _look_up(self, index) if chosen is None else chosen
     key = _plain_subscript(index) if self.pending is None else None
     part = None if key is None else _lay_out_subscript(self.grid, self.partition, key)
     if part is not None:
         return take_part(self, part)
-    chosen = _by_tables(self, index)
+    chosen = _by_mask(self, index)
+    chosen = _by_tables(self, index) if chosen is None else chosen
     if chosen is not None:
         return chosen
     found = parse_subscript(self, index)
@@ -261,16 +265,38 @@ def _at(x: Sharded, dim: int, positions: torch.Tensor) -> Sharded:
     return y.redistribute(again, "the positions of a list")
 
 
-def _by_tables(x: Sharded, index: Any) -> Sharded | None:
-    """Looks up positions in several dims at once, or in tables of several dims; all are whole.
+def _by_mask(x: torch.Tensor, index: Any) -> Sharded | None:
+    """Chooses by a mask that is cut, or of several dims; None for any other subscript.
 
-    A mask of several dims is such positions. Returns None for any other subscript.
+    Of the other items none may choose anything.
     """
-    mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 1
-    if mask and not _is_cut(index):
-        if index.shape != x.shape[: index.dim()]:
-            raise IndexError(f"a mask {tuple(index.shape)} for {x.partition}: its extents differ")
-        index = whole_of(index, "mask").nonzero(as_tuple=True)
+    items = list(index) if _is_tuple(index) else [index]
+    kinds = [isinstance(item, torch.Tensor) and item.dtype == torch.bool for item in items]
+    if sum(kinds) != 1 or any(
+        not (mask or item is Ellipsis or (isinstance(item, slice) and item == slice(None)))
+        for item, mask in zip(items, kinds, strict=True)
+    ):
+        return None
+    at = kinds.index(True)
+    mask = items[at]
+    if mask.dim() < 1 or (mask.dim() == 1 and not _is_cut(mask)):
+        return None
+    before = items[:at]
+    first = at if Ellipsis not in before else x.dim() - mask.dim() - (len(items) - at - 1)
+    if mask.shape != x.shape[first : first + mask.dim()]:
+        shape = x.partition if isinstance(x, Sharded) else tuple(x.shape)
+        raise IndexError(f"a mask {tuple(mask.shape)} for {shape}: its extents differ")
+    for operand in (x, mask):
+        if isinstance(operand, Sharded):
+            operand.force()
+    return chosen_by_mask(x, mask, first)
+
+
+def _by_tables(x: Sharded, index: Any) -> Sharded | None:
+    """Looks up positions in several dims at once, or in tables of several dims.
+
+    Returns None for any other subscript.
+    """
     items = list(index) if _is_tuple(index) else [index]
     taken = sum(item is not None and item is not Ellipsis for item in items)
     tables: dict[int, torch.Tensor] = {}
@@ -289,14 +315,16 @@ def _by_tables(x: Sharded, index: Any) -> Sharded | None:
     y = getitem(x, tuple(items))
     if any((cut := y.partition.cuts[dim]) is not None and cut.merged for dim in tables):
         y.gather_merged()
+    y = without_empty_shards(y, tables)
     axes = [cut.axis for dim in tables if (cut := y.partition.cuts[dim]) is not None]
     kept = _each_once(y, tables) if len(axes) == 1 else None
-    if axes and kept is None:
-        raise refused_subscript(x, index, f"cut dims; use hyperslab.gather(x, {axes})")
-    block = y.local[tuple(tables.get(dim, slice(None)) for dim in range(y.dim()))]
     first, last = min(tables), max(tables)
     cuts = [cut for dim, cut in enumerate(y.partition.cuts) if dim not in tables]
     front = first if last - first < len(tables) else 0  # as torch: in their place if they adjoin
+    if axes and kept is None:
+        block = _on_any_rank(y, tables, front)
+    else:
+        block = y.local[tuple(tables.get(dim, slice(None)) for dim in range(y.dim()))]
     cuts[front:front] = [kept, *[None] * (block.dim() - len(cuts) - 1)]
     extents = [block.shape[d] if cut is None else cut.extent for d, cut in enumerate(cuts)]
     return y.like(block, Partition(tuple(extents), tuple(cuts)), fresh=True)
@@ -319,6 +347,27 @@ def _each_once(x: Sharded, tables: dict[int, torch.Tensor]) -> Cut | None:
         if table.dim() == dims and len(table) == cut.extent:
             tables[other] = table[slice(*own)] - (own[0] if other == dim else 0)
     return cut
+
+
+def _on_any_rank(x: Sharded, tables: dict[int, torch.Tensor], front: int) -> torch.Tensor:
+    """Looks up positions along cut dims: each rank those that it has, which are added up.
+
+    ``front``: the first of the dims that the tables make.
+    """
+    own = torch.ones((), dtype=torch.bool, device=x.device)
+    where: list[slice | torch.Tensor] = [slice(None)] * x.dim()
+    for dim, table in tables.items():
+        extent = x.shape[dim]
+        if x.grid.has_values and bool(((table < -extent) | (table >= extent)).any()):
+            raise IndexError(f"a position is out of bounds for dim {dim} with size {extent}")
+        lo, hi = x.box.interval(dim)
+        place = torch.where(table < 0, table + extent, table) - lo
+        own = own & (place >= 0) & (place < hi - lo)
+        where[dim] = place.clamp(0, hi - lo - 1)
+    block = x.local[tuple(where)]
+    own = own.view(*own.shape, *[1] * (block.dim() - front - own.dim()))
+    group = group_over(x, tables)
+    return from_owners(block.masked_fill(~own, 0), group, "positions along cut dims")
 
 
 def _is_cut(x: torch.Tensor) -> bool:
@@ -375,15 +424,17 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
             return
     self.force()
     check_writable(self, "assignment to a part")
-    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() == self.dim():
-        if index.shape != self.shape:
+    several = isinstance(index, torch.Tensor) and (index.dim() > 1 or index.dim() == self.dim())
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and several:
+        if index.shape != self.shape[: index.dim()]:
             raise IndexError(f"a mask {tuple(index.shape)} for {self.partition}: use masked_fill_")
         if isinstance(value, torch.Tensor) and value.dim():
-            if any(_is_cut(operand) for operand in (self, index, value)):
-                raise refused_subscript(self, index, "a mask takes one number")
-            self.local[whole_of(index, "mask")] = whole_of(value, "values")
+            write_where(self, index, value)
             self.note_change()
             return
+        rest = [1] * (self.dim() - index.dim())
+        with EnableTorchFunction():  # or torch would ask for no rule inside of one
+            index = index.view(*index.shape, *rest)
         apply_pointwise(torch.Tensor.masked_fill_, (self, index, value), {})
         return
     found = parse_written(self, index)
