@@ -843,7 +843,8 @@ def _scatter(
     in place becomes the cut result.
     """
     flat = name.startswith("index_")
-    alone = not isinstance(input, Sharded) and is_only_reference(input)
+    ordinary = in_place and not isinstance(input, Sharded)
+    alone = ordinary and is_only_reference(input)
     if flat:
         index = whole_of(index, f"the positions of {name}")
         if not any(isinstance(value, Sharded) for value in (input, *values.values())):
@@ -861,19 +862,21 @@ def _scatter(
     operands.update(zip(shaped, blocks, strict=True))
     block = operands.pop("input")
     positions = operands.pop("index")
-    if fixed:
+    partition = Partition(tuple(input.shape), cuts)
+    if ordinary and not partition.axes:  # every rank has all of it, and changes it
+        return getattr(input, f"{name}_")(dim, positions, **operands)
+    if ordinary:
+        alone = alone or not like.grid.has_values  # in a trace all are views, and share nothing
+        if input.requires_grad or not alone:
+            raise LayoutError(
+                f"{name}_ would make a cut tensor of an ordinary one that has views or a gradient\n"
+                f"{describe([input, like])}    use {name}, which returns a new tensor"
+            )
+        like = turn_into_cut(input, partition, like)
+        block = like.block
+    if in_place:
         check_writable(like, name)
         getattr(block, f"{name}_")(dim, positions, **operands)
         like.note_change()
         return like
-    written = getattr(block, name)(dim, positions, **operands)
-    y = like.like(written, Partition(tuple(input.shape), cuts))
-    if not in_place:
-        return y
-    alone = alone or not y.grid.has_values  # in a trace all are views, and share nothing
-    if not alone or input.requires_grad or y.requires_grad:
-        raise LayoutError(
-            f"{name}_ would make a cut tensor of an ordinary one that has views or a gradient\n"
-            f"{describe([input, y])}    use {name}, which returns a new tensor"
-        )
-    return y.take_place_of(input)
+    return like.like(getattr(block, name)(dim, positions, **operands), partition)

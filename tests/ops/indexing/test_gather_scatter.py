@@ -138,6 +138,23 @@ def test_tables(how: str) -> None:
     run_ranks(4, compare, looked_up, cases)
 
 
+def values_in_ordinary(x: Any) -> Any:
+    """Ordinary zeros get values that have gradients, cut ones and what every rank has."""
+    labels = (x.detach() * 3).abs().long().clamp(max=3)[:, :1]
+    placed = torch.zeros(x.shape[0], 4, *x.shape[2:], dtype=x.dtype).scatter_(1, labels, x[:, :1])
+    means, whole = x.mean((0, 2, 3, 4)), torch.zeros(5, dtype=x.dtype)
+    copied = whole.index_copy_(0, torch.tensor([3, 1]), means)
+    assert copied is whole
+    rows = torch.zeros(4, 2, dtype=x.dtype)
+    rows.index_add_(0, labels.flatten(), x.movedim(1, -1).reshape(-1, 2))
+    return placed * copied[3] * rows.square().sum()
+
+
+def test_values_with_gradients_in_ordinary_tensors() -> None:
+    grids = ({"data": 2, "depth": 2}, {"depth": 2, "width": 2}, {"height": 4})
+    run_ranks(4, compare, values_in_ordinary, [Example(grid, (2, 2, 5, 4, 6)) for grid in grids])
+
+
 def one_hot_of_zeros(labels: torch.Tensor, classes: int) -> torch.Tensor:
     """As segmentation libraries write it: zeros of the whole shape, then ones in place."""
     zeros = torch.zeros(size=[labels.shape[0], classes, *labels.shape[2:]])
