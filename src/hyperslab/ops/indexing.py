@@ -22,7 +22,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
 from hyperslab.kernels.memory_format import accumulator
 from hyperslab.ops.elementwise import apply_pointwise
-from hyperslab.ops.masks import chosen_by_mask, from_owners, write_where
+from hyperslab.ops.masks import chosen_by_mask, write_where
 from hyperslab.ops.operands import (
     aligned_but,
     block_of,
@@ -37,6 +37,13 @@ from hyperslab.ops.operands import (
 )
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import with_whole
+from hyperslab.ops.positions import (
+    chosen_anywhere,
+    chosen_by_cut,
+    is_cut,
+    rows_of_each,
+    write_anywhere,
+)
 from hyperslab.ops.reductions import group_over
 from hyperslab.ops.spatial import rolled
 from hyperslab.ops.spectra import Spectrum, can_wait
@@ -131,7 +138,7 @@ def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> No
         found.take(dim, item, extent)
         return
     if isinstance(item, Sharded):
-        if _is_cut(item):
+        if is_cut(item):
             raise refused_subscript(x, index, "the index is itself cut")
         item = whole_of(item, "positions")
     positions = torch.as_tensor(item, device=x.device)
@@ -279,7 +286,7 @@ def _by_mask(x: torch.Tensor, index: Any) -> Sharded | None:
         return None
     at = kinds.index(True)
     mask = items[at]
-    if mask.dim() < 1 or (mask.dim() == 1 and not _is_cut(mask)):
+    if mask.dim() < 1 or (mask.dim() == 1 and not is_cut(mask)):
         return None
     before = items[:at]
     first = at if Ellipsis not in before else x.dim() - mask.dim() - (len(items) - at - 1)
@@ -292,86 +299,79 @@ def _by_mask(x: torch.Tensor, index: Any) -> Sharded | None:
     return chosen_by_mask(x, mask, first)
 
 
-def _by_tables(x: Sharded, index: Any) -> Sharded | None:
-    """Looks up positions in several dims at once, or in tables of several dims.
+def _split_tables(x: Sharded, index: Any) -> tuple[tuple[Any, ...], dict[int, torch.Tensor]]:
+    """Splits a subscript: ``:`` stands for tables of positions, which are returned by their dims.
 
-    Returns None for any other subscript.
+    These are dims of what the rest leaves. No tables are returned where there are none, or masks.
     """
     items = list(index) if _is_tuple(index) else [index]
     taken = sum(item is not None and item is not Ellipsis for item in items)
     tables: dict[int, torch.Tensor] = {}
-    dim = 0  # of what the rest of the subscript leaves
+    dim = 0
     for at, item in enumerate(items):
         if (isinstance(item, list) or hasattr(item, "ndim")) and not _is_integer(item):
             tables[dim] = torch.as_tensor(item, device=x.device)
             items[at] = slice(None)
         dim += x.dim() - taken if item is Ellipsis else not _is_integer(item)
-    lists = [*tables.values()]
-    if any(t.dtype in (torch.bool, torch.uint8) or not t.dim() or _is_cut(t) for t in lists):
-        return None
-    if not lists or lists[0].dim() == len(lists) == 1:
-        return None
+    if any(t.dtype in (torch.bool, torch.uint8) or not t.dim() for t in tables.values()):
+        return (), {}
+    return tuple(items), tables
+
+
+def _front(tables: Mapping[int, torch.Tensor]) -> int:
+    """Returns where the dims that tables make begin, as in torch: in their place if they adjoin."""
+    first, last = min(tables), max(tables)
+    return first if last - first < len(tables) else 0
+
+
+def _write_by_tables(x: Sharded, index: Any, value: torch.Tensor | float) -> bool:
+    """Writes at positions in several dims, in tables of several dims, or along a cut dim.
+
+    Returns False for any other subscript.
+    """
+    items, tables = _split_tables(x, index)
+    if not tables or None in items or any(map(is_cut, tables.values())):
+        return False
     tables = {dim: whole_of(table, "positions") for dim, table in tables.items()}
-    y = getitem(x, tuple(items))
+    y = getitem(x, items)
+    dim, table = next(iter(tables.items()))
+    if len(tables) == table.dim() == 1 and y.partition.cuts[dim] is None:
+        return False
+    check_writable(y, "assignment at positions")
+    write_anywhere(y, tables, _front(tables), value)
+    x.note_change()
+    return True
+
+
+def _by_tables(x: Sharded, index: Any) -> Sharded | None:
+    """Looks up positions in several dims at once, or in tables of several dims.
+
+    Returns None for any other subscript.
+    """
+    items, tables = _split_tables(x, index)
+    lists = [*tables.values()]
+    cut_tables = any(map(is_cut, lists))
+    if not lists or (lists[0].dim() == len(lists) == 1 and not cut_tables):
+        return None
+    if not cut_tables:
+        tables = {dim: whole_of(table, "positions") for dim, table in tables.items()}
+    y = getitem(x, items)
     if any((cut := y.partition.cuts[dim]) is not None and cut.merged for dim in tables):
         y.gather_merged()
     y = without_empty_shards(y, tables)
     axes = [cut.axis for dim in tables if (cut := y.partition.cuts[dim]) is not None]
-    kept = _each_once(y, tables) if len(axes) == 1 else None
-    first, last = min(tables), max(tables)
+    kept = rows_of_each(y, tables) if len(axes) == 1 else None
     cuts = [cut for dim, cut in enumerate(y.partition.cuts) if dim not in tables]
-    front = first if last - first < len(tables) else 0  # as torch: in their place if they adjoin
+    front = _front(tables)
+    if cut_tables and kept is None:
+        return chosen_by_cut(y, tables, front)
     if axes and kept is None:
-        block = _on_any_rank(y, tables, front)
+        block = chosen_anywhere(y, tables, front)
     else:
         block = y.local[tuple(tables.get(dim, slice(None)) for dim in range(y.dim()))]
     cuts[front:front] = [kept, *[None] * (block.dim() - len(cuts) - 1)]
     extents = [block.shape[d] if cut is None else cut.extent for d, cut in enumerate(cuts)]
     return y.like(block, Partition(tuple(extents), tuple(cuts)), fresh=True)
-
-
-def _each_once(x: Sharded, tables: dict[int, torch.Tensor]) -> Cut | None:
-    """Takes this rank's rows of tables that have one for each sample: ``x[arange(n)[:, None], i]``.
-
-    Returns the cut that the rows are in, or None where they are in any other order.
-    """
-    dim, cut = next((d, c) for d in tables if (c := x.partition.cuts[d]) is not None)
-    dims = max(table.dim() for table in tables.values())
-    each = torch.arange(cut.extent, device=x.device).view(-1, *[1] * (dims - 1))
-    if tables[dim].shape != each.shape or cut.extent == 1:  # one row may stand for many
-        return None
-    if x.grid.has_values and not bool((tables[dim] == each).all()):
-        return None
-    own = x.box.interval(dim)
-    for other, table in tables.items():
-        if table.dim() == dims and len(table) == cut.extent:
-            tables[other] = table[slice(*own)] - (own[0] if other == dim else 0)
-    return cut
-
-
-def _on_any_rank(x: Sharded, tables: dict[int, torch.Tensor], front: int) -> torch.Tensor:
-    """Looks up positions along cut dims: each rank those that it has, which are added up.
-
-    ``front``: the first of the dims that the tables make.
-    """
-    own = torch.ones((), dtype=torch.bool, device=x.device)
-    where: list[slice | torch.Tensor] = [slice(None)] * x.dim()
-    for dim, table in tables.items():
-        extent = x.shape[dim]
-        if x.grid.has_values and bool(((table < -extent) | (table >= extent)).any()):
-            raise IndexError(f"a position is out of bounds for dim {dim} with size {extent}")
-        lo, hi = x.box.interval(dim)
-        place = torch.where(table < 0, table + extent, table) - lo
-        own = own & (place >= 0) & (place < hi - lo)
-        where[dim] = place.clamp(0, hi - lo - 1)
-    block = x.local[tuple(where)]
-    own = own.view(*own.shape, *[1] * (block.dim() - front - own.dim()))
-    group = group_over(x, tables)
-    return from_owners(block.masked_fill(~own, 0), group, "positions along cut dims")
-
-
-def _is_cut(x: torch.Tensor) -> bool:
-    return isinstance(x, Sharded) and bool(x.partition.axes)
 
 
 def _fewer_frequencies(x: Sharded, found: Subscript) -> Sharded | None:
@@ -436,6 +436,8 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
         with EnableTorchFunction():  # or torch would ask for no rule inside of one
             index = index.view(*index.shape, *rest)
         apply_pointwise(torch.Tensor.masked_fill_, (self, index, value), {})
+        return
+    if _write_by_tables(self, index, value):
         return
     found = parse_written(self, index)
     if found.new:

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from hyperslab.comm import Communicator
-from hyperslab.comm.collectives import all_reduce_sum, stack_ranks
+from hyperslab.comm.collectives import stack_ranks
 from hyperslab.errors import UnsupportedOp
 from hyperslab.geometry import Partition
-from hyperslab.kernels.memory_format import accumulator
 from hyperslab.ops.operands import block_of, first_cuts, whole_of
+from hyperslab.ops.positions import from_owners
 from hyperslab.ops.reductions import group_over
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
@@ -87,12 +86,6 @@ def chosen_by_mask(x: torch.Tensor, mask: torch.Tensor, first: int = 0) -> Shard
     extents = (*x.shape[:first], rows.shape[first], *x.shape[rest:])
     partition = Partition(extents, (*cuts[:first], None, *cuts[rest:]))
     return x.like(rows, partition)
-
-
-def from_owners(x: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:
-    """Returns elements of any type that are zero on all ranks of ``group`` but their owner."""
-    wide = x.to(torch.uint8 if x.dtype == torch.bool else accumulator(x.dtype))
-    return all_reduce_sum(wide, group, what).to(x.dtype)
 
 
 def write_where(x: Sharded, mask: torch.Tensor, value: torch.Tensor) -> None:
