@@ -44,7 +44,6 @@ WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
     "bool": lambda x: bool(x),
     "contains": lambda x: 1.0 in x,
     "deepcopy": lambda x: copy.deepcopy(x),
-    "data": lambda x: x.data,
     "set data": lambda x: setattr(x, "data", torch.zeros(1)),
     "storage": lambda x: x.untyped_storage(),
     "data_ptr": lambda x: x.data_ptr(),

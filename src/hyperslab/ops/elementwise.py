@@ -420,6 +420,15 @@ def detach_(input: Sharded) -> Sharded:
     return input
 
 
+_DATA: Any = torch.Tensor.data
+
+
+@register(_DATA.__get__, family="elementwise", merged=True)
+def data(self: Sharded) -> Sharded:
+    """Is ``detach``: autograd sees changes of it, unlike torch's, and refuses what they spoil."""
+    return _alias_of(torch.Tensor.detach, self)
+
+
 @register(torch.frexp, torch.Tensor.frexp, family="elementwise", merged=True)
 def frexp(input: Sharded) -> Any:
     """Runs block by block; returns mantissas and exponents."""
