@@ -320,6 +320,29 @@ def test_hooks_on_parameters_are_warned_of() -> None:
     assert "a hook on a parameter of Conv3d sees this rank's part of the gradient" in line
 
 
+def penalised(parallel: bool) -> list[str]:
+    """Second derivatives, and a use of the weight by itself; the warnings that come."""
+    grid, handler, model = hs.Grid(depth=2), Lines(), nn.Conv3d(1, 1, 3, padding=1)
+    if parallel:
+        hs.parallelize(model, grid)
+    logging.getLogger("hyperslab").addHandler(handler)
+    try:
+        x = hs.shard(torch.ones(1, 1, 6, 4, 4), grid).requires_grad_()
+        y = model(x).square()
+        found = torch.autograd.grad(y.sum(), [x, *model.parameters()], create_graph=True)
+        alone = nn.functional.conv3d(x, model.weight, padding=1).mean()
+        (sum(g.square().sum() for g in found) + alone).backward()
+    finally:
+        logging.getLogger("hyperslab").removeHandler(handler)
+    return [line for line in handler.lines if "is not parallelised" in line]
+
+
+def test_what_is_averaged_anyway_is_not_warned_of() -> None:
+    assert run_ranks(2, penalised, True) == [[], []]
+    (line,), _ = run_ranks(2, penalised, False)
+    assert "the ranks' weights drift apart" in line
+
+
 OF_REPLICAS = [("ab", "ab"), ("a", "b"), ("ab", "a"), ("b", "b"), ("b", "ab"), ("ab", "ab")]
 """The branches that the samples of even and of odd replicas take, step by step."""
 

@@ -167,6 +167,8 @@ class Guard:
                 watched.pop(parameter).remove()
             if accumulation_hooks(parameter):
                 self._hooked.add(id(parameter))
+            if isinstance(averaging, SharedGradients):  # DistributedDataParallel knows forwards
+                watched.averaged[parameter] = True
             if parameter.requires_grad:
                 HAS_PARTS[parameter] = weakref.ref(grid)  # for ``torch.autograd.grad``
                 parameter.register_post_accumulate_grad_hook(_weak_hook(self._accumulated))
