@@ -140,6 +140,23 @@ def test_a_notice_comes_once() -> None:
     assert run_ranks(2, notices) == [1, 0]
 
 
+def said_of_labels() -> list[str]:
+    """What is logged of classes that are taken for images with channels."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger("hyperslab").addHandler(handler)
+    hs.Grid(depth=2).partition((2, 4, 4, 4))
+    logging.getLogger("hyperslab").removeHandler(handler)
+    return [record.getMessage() for record in records]
+
+
+def test_labels_without_channels_are_told_how_to_be_cut() -> None:
+    (words,), others = run_ranks(2, said_of_labels)
+    assert "one without channels, (batch, depth, height, width), by channels=False" in words
+    assert not others
+
+
 def where() -> tuple[str, bool]:
     grid = hs.Grid(data=2)
     return grid.device.type, torch.cuda.is_available()

@@ -60,4 +60,4 @@ def refused(axes: dict[str, int], shape: tuple[int, ...]) -> str:
 def test_ranks_without_a_voxel_are_refused() -> None:
     for words in run_ranks(4, refused, {"depth": 2, "height": 2}, (2, 1, 4, 1, 4)):
         assert "cannot cut dim 3 (extent 1) of a tensor (2, 1, 4, 1, 4) into 2 shards" in words
-        assert "use height<=1" in words
+        assert "use height<=1, or, if it is broadcast over space, the tensor as it is" in words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -241,11 +242,37 @@ def test_unused_parameters() -> None:
     assert max(run_ranks(2, unused)) <= 1e-12
 
 
+@dataclass
+class Sample:
+    image: torch.Tensor
+    others: dict[str, torch.Tensor]
+
+
+class OfSamples(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm3d(2)
+
+    def forward(self, sample: Sample) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.norm(sample.image), self.norm(sample.others["mask"])
+
+
+def in_a_dataclass() -> None:
+    grid, full = hs.Grid(data=2), torch.randn(4, 2, 3, 4, 5)
+    net = hs.parallelize(OfSamples(), grid, batch_norm="replica")
+    x = hs.shard(full, grid)
+    for found in net(Sample(x, {"mask": x * 1})):
+        torch.testing.assert_close(found.local, nn.BatchNorm3d(2)(x.local))
+
+
+def test_options_hold_for_what_a_dataclass_brings() -> None:
+    run_ranks(2, in_a_dataclass)
+
+
 def refused_backward() -> None:
-    """torch.autograd.backward has its rule for re-entrant checkpointing only."""
     x = hs.shard(torch.randn(2, 2, 4, requires_grad=True), hs.Grid(width=2))
-    with pytest.raises(hs.UnsupportedOp):
-        torch.autograd.backward(x, x.local)
+    with pytest.raises(RuntimeError, match="the global shapes of an output"):
+        torch.autograd.backward(x, x.local)  # which only re-entrant checkpointing does
 
 
 def test_autograd_backward_outside_a_backward_pass() -> None:

@@ -22,6 +22,24 @@ from tests.selection import by_rotation
 Gradients = list[torch.Tensor | None]
 
 
+class OwnPass(torch.autograd.Function):
+    """A block of a reversible network: its backward runs a pass and returns None for others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, block: nn.Module, *parameters: nn.Parameter) -> Any:
+        ctx.block, ctx.count = block, len(parameters)
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return block(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.block(x).backward(gradient)
+        return x.grad, None, *[None] * ctx.count
+
+
 class Branches(nn.Module):
     """Two branches, of which a step uses those it is told, and a head that nobody uses."""
 
@@ -33,6 +51,9 @@ class Branches(nn.Module):
         self.scale = nn.Parameter(torch.ones(2, 1, 1, 1))
 
     def forward(self, x: Any, which: str, recomputed: bool = False) -> Any:
+        if which == "own":  # the scale gets nothing
+            y = OwnPass.apply(x, self.first, *self.first.parameters(), self.scale)
+            return OwnPass.apply(y[:, :1], self.second, *self.second.parameters())
         branches = [b for name, b in (("a", self.first), ("b", self.second)) if name in which]
         if recomputed:
             return [checkpoint(branch, x, use_reentrant=True) for branch in branches]
@@ -89,8 +110,16 @@ def two_losses(model: Branches, x: Any) -> list[Gradients]:
     return [of(model)]
 
 
+def passes_of_its_own(model: Branches, x: Any) -> list[Gradients]:
+    found = []
+    for _ in range(2):
+        model(x.clone().requires_grad_(), "own").square().mean().backward()
+        found.append(of(model))
+    return found
+
+
 PROGRAMS: list[Callable[[Branches, Any], list[Gradients]]] = [
-    by_turns, accumulated, recomputed, two_losses,
+    by_turns, accumulated, recomputed, two_losses, passes_of_its_own,
 ]  # fmt: skip
 
 
@@ -129,7 +158,7 @@ def test_equal_to_serial(
     check(program, axes, dtype, shared=True)
 
 
-@pytest.mark.parametrize("program", PROGRAMS[:-1], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", PROGRAMS[:3], ids=lambda p: p.__name__)
 def test_by_torchs_own_average(program: Callable[[Branches, Any], list[Gradients]]) -> None:
     check(program, {"data": 2, "depth": 2}, torch.float64, shared=False)
 
@@ -152,14 +181,44 @@ def check(
                     assert (g - w).norm() <= tolerance * max(1.0, w.norm().item())
 
 
-def refused_by_torch() -> None:
+def refused_by_torch(program: Callable[[Branches, Any], list[Gradients]]) -> None:
     """DistributedDataParallel averages once for a forward pass."""
-    gradients(two_losses, {"depth": 2}, torch.float64, shared=False)
+    gradients(program, {"depth": 2}, torch.float64, shared=False)
 
 
-def test_two_losses_by_torchs_own_average() -> None:
+@pytest.mark.parametrize("program", PROGRAMS[3:], ids=lambda p: p.__name__)
+def test_two_passes_by_torchs_own_average(
+    program: Callable[[Branches, Any], list[Gradients]],
+) -> None:
     with pytest.raises(hs.LayoutError, match="a second backward pass through one forward"):
-        run_ranks(2, refused_by_torch)
+        run_ranks(2, refused_by_torch, program)
+
+
+class NoGradient(nn.Module):
+    """Its scale gets None from a function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv3d(1, 1, 3, padding=1)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Any) -> Any:
+        return OwnPass.apply(x, self.layer, self.scale)
+
+
+def no_gradient(shared: bool) -> None:
+    grid, model = hs.Grid(depth=2), NoGradient()
+    with nullcontext() if shared else patch("hyperslab.parallel.parallelize._can_share", no):
+        hs.parallelize(model, grid)
+    for _ in range(2):
+        model(hs.shard(torch.ones(1, 1, 6, 4, 4, requires_grad=True), grid)).sum().backward()
+    assert model.scale.grad is None
+
+
+def test_a_function_that_returns_none_for_a_parameter() -> None:
+    run_ranks(2, no_gradient, True)
+    with pytest.raises(hs.LayoutError, match="returned None for the parameter scale"):
+        run_ranks(2, no_gradient, False)
 
 
 class SharedInCheckpoints(nn.Module):
@@ -259,6 +318,29 @@ def test_hooks_on_parameters_are_warned_of() -> None:
     (line,), others = run_ranks(2, hooked)
     assert not others
     assert "a hook on a parameter of Conv3d sees this rank's part of the gradient" in line
+
+
+def penalised(parallel: bool) -> list[str]:
+    """Second derivatives, and a use of the weight by itself; the warnings that come."""
+    grid, handler, model = hs.Grid(depth=2), Lines(), nn.Conv3d(1, 1, 3, padding=1)
+    if parallel:
+        hs.parallelize(model, grid)
+    logging.getLogger("hyperslab").addHandler(handler)
+    try:
+        x = hs.shard(torch.ones(1, 1, 6, 4, 4), grid).requires_grad_()
+        y = model(x).square()
+        found = torch.autograd.grad(y.sum(), [x, *model.parameters()], create_graph=True)
+        alone = nn.functional.conv3d(x, model.weight, padding=1).mean()
+        (sum(g.square().sum() for g in found) + alone).backward()
+    finally:
+        logging.getLogger("hyperslab").removeHandler(handler)
+    return [line for line in handler.lines if "is not parallelised" in line]
+
+
+def test_what_is_averaged_anyway_is_not_warned_of() -> None:
+    assert run_ranks(2, penalised, True) == [[], []]
+    (line,), _ = run_ranks(2, penalised, False)
+    assert "the ranks' weights drift apart" in line
 
 
 OF_REPLICAS = [("ab", "ab"), ("a", "b"), ("ab", "a"), ("b", "b"), ("b", "ab"), ("ab", "ab")]

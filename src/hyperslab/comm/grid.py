@@ -300,6 +300,10 @@ class Grid:
                 words += (
                     '; a volume without a batch dim is cut by hyperslab.shard(..., batch="none")'
                 )
+                if channels:
+                    words += (
+                        ", one without channels, (batch, depth, height, width), by channels=False"
+                    )
             log_once(self, words, logging.WARNING)
         return Partition(shape, tuple(self._cut(shape, d, axis) for d, axis in enumerate(axes)))
 
@@ -317,9 +321,12 @@ class Grid:
                 logging.WARNING,
             )
             return None
+        remedy = f"use {axis}<={shape[dim]}"
+        if shape[dim] == 1:
+            remedy += ", or, if it is broadcast over space, the tensor as it is, equal on all ranks"
         raise LayoutError(
             f"cannot cut dim {dim} (extent {shape[dim]}) of a tensor {shape} into {cut.parts} "
-            f"shards along {axis}\n    grid {self}\n    use {axis}<={shape[dim]}"
+            f"shards along {axis}\n    grid {self}\n    {remedy}"
         )
 
     def sampler(

@@ -342,13 +342,13 @@ def backward(
     inputs: Sequence[Any] | None = None,
     **kwargs: object,
 ) -> None:
-    """Begins with numbers; within a backward pass with cut tensors, too; takes cut ``inputs``.
+    """Begins with numbers, or with tensors and their gradients; takes cut ``inputs``.
 
-    There re-entrant checkpointing calls it with blocks' gradients.
+    Within a backward pass re-entrant checkpointing calls it with blocks' gradients.
     """
     sequence = (tensors,) if isinstance(tensors, torch.Tensor) else tensors
     if graph_task() == -1 and any(isinstance(t, Sharded) for t in sequence):
-        if any(t.numel() != 1 for t in sequence):
+        if grad_tensors is None and any(t.numel() != 1 for t in sequence):
             raise refuse(torch.autograd.backward, (sequence, grad_tensors), {})
         with torch.enable_grad():
             sequence, grad_tensors = (_total(sequence, grad_tensors),), None
@@ -382,7 +382,7 @@ def backward_of(
     create_graph: bool = False,
     inputs: Sequence[Any] | None = None,
 ) -> None:
-    """Begins with a number, such as one voxel of a network's output."""
+    """Begins with a number, such as one voxel of a network's output, or with a gradient."""
     several = [inputs] if isinstance(inputs, torch.Tensor) else inputs
     backward(self, gradient, retain_graph, create_graph, inputs=several)
 

@@ -49,7 +49,7 @@ from hyperslab.ops.views import Span, concatenate, crop
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.attributes import lies_as_whole
 from hyperslab.tensor.deferred import python_looks, wrap_while_cut
-from hyperslab.tensor.dispatch import describe, gather_first, read_dims, refuse
+from hyperslab.tensor.dispatch import describe, gather_first, read_dims
 from hyperslab.util.capture import do_beside
 from hyperslab.util.derivatives import LinearMap
 from hyperslab.util.torch_internals import (
@@ -184,7 +184,8 @@ def apply_pointwise(
     if unwrapped:
         return result
     if not isinstance(result, torch.Tensor):  # torch.where(condition) lists indices
-        raise refuse(function, args, kwargs)
+        with EnableTorchFunction():  # or torch would ask for no rule inside of one
+            return like.nonzero(as_tuple=True)
     if in_place:
         like.note_change()
         if written_back:
@@ -438,6 +439,15 @@ def detach_(input: Sharded) -> Sharded:
     return input
 
 
+_DATA: Any = torch.Tensor.data
+
+
+@register(_DATA.__get__, merged=True)
+def data(self: Sharded) -> Sharded:
+    """Is ``detach``: autograd sees changes of it, unlike torch's, and refuses what they spoil."""
+    return _alias_of(torch.Tensor.detach, self)
+
+
 @register(torch.frexp, torch.Tensor.frexp, merged=True)
 def frexp(input: Sharded) -> Any:
     """Runs block by block; returns mantissas and exponents."""
@@ -642,6 +652,25 @@ def with_ordinary(operator: Operator, *given: Any, **named: Any) -> Sharded:
     first, *others = (*(named.pop(name) for name in names), *given)
     x = check_cut(operator.__name__, first, *others, *named.values())
     return x.like(operator(x.local, *others, **named))
+
+
+@register(torch.searchsorted)
+def searchsorted(sorted_sequence: torch.Tensor, input: torch.Tensor, **options: Any) -> Sharded:
+    """Runs block by block; the sequence is an ordinary tensor of one dim."""
+    x = check_cut("searchsorted", input, sorted_sequence, *options.values())
+    if sorted_sequence.dim() != 1:
+        raise LayoutError(
+            f"searchsorted: a sequence {tuple(sorted_sequence.shape)} for a cut tensor; it takes "
+            "one of one dim"
+        )
+    return x.like(torch.searchsorted(sorted_sequence, x.block, **options), fresh=True)
+
+
+@register(torch.unravel_index)
+def unravel_index(indices: Sharded, shape: Any) -> tuple[Sharded, ...]:
+    """Runs block by block; returns a tensor for each dim."""
+    found = torch.unravel_index(indices.block, shape)
+    return tuple([indices.like(part, fresh=True) for part in found])
 
 
 @register(torch.fake_quantize_per_channel_affine, dims=["axis"])
@@ -932,6 +961,25 @@ def bernoulli_block(x: Sharded, p: float | torch.Tensor) -> torch.Tensor:
         return (bits < math.floor(p * 2**31)).to(x.dtype)
     chances = operand_block(p, target=x.partition, like=x).detach()
     return (bits < chances.double() * 2**31).to(x.dtype)
+
+
+@register(torch.normal)
+def normal(
+    mean: torch.Tensor | float,
+    std: torch.Tensor | float = 1.0,
+    *,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """Draws the same on every grid; the gradients of mean and deviation are zero, as torch's."""
+    _check_generator(generator, "normal")
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        both: Any = mean + std
+        low = std.min() if isinstance(std, torch.Tensor) and both.grid.has_values else std
+        if not isinstance(low, Sharded) and low < 0:
+            raise ValueError("normal: a standard deviation is below 0")
+        with torch.no_grad():
+            drawn = mean + std * torch.empty_like(both).normal_()
+        return torch.where(torch.zeros_like(both, dtype=torch.bool), both, drawn)
 
 
 def _check_generator(generator: torch.Generator | None, name: str) -> None:

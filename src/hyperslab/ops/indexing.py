@@ -21,6 +21,7 @@ from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.geometry import Cut, Partition
 from hyperslab.kernels.memory_format import accumulator
 from hyperslab.ops.elementwise import apply_pointwise
+from hyperslab.ops.masks import chosen_by_mask, write_where
 from hyperslab.ops.operands import (
     aligned_but,
     block_of,
@@ -31,9 +32,17 @@ from hyperslab.ops.operands import (
     other_extents,
     turn_into_cut,
     whole_of,
+    without_empty_shards,
 )
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import with_whole
+from hyperslab.ops.positions import (
+    chosen_anywhere,
+    chosen_by_cut,
+    is_cut,
+    rows_of_each,
+    write_anywhere,
+)
 from hyperslab.ops.reductions import group_over
 from hyperslab.ops.spatial import rolled
 from hyperslab.ops.spectra import Spectrum, can_wait
@@ -128,7 +137,7 @@ def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> No
         found.take(dim, item, extent)
         return
     if isinstance(item, Sharded):
-        if _is_cut(item):
+        if is_cut(item):
             raise refused_subscript(x, index, "the index is itself cut")
         item = whole_of(item, "positions")
     positions = torch.as_tensor(item, device=x.device)
@@ -180,17 +189,19 @@ def refused_subscript(x: torch.Tensor, index: object, why: str) -> UnsupportedOp
 
 @register(torch.Tensor.__getitem__, lazy=True, merged=True)
 def getitem(self: torch.Tensor, index: object) -> Sharded:
-    """Takes integers, slices, ... and None anywhere; positions, several and masks over uncut dims.
+    """Takes integers, slices, ... and None anywhere; positions; several over uncut dims; masks.
 
     A dim that is cut is whole while positions along it are taken, and then cut as before.
     """
     if not isinstance(self, Sharded):
-        return _look_up(self, index)
+        chosen = _by_mask(self, index)
+        return _look_up(self, index) if chosen is None else chosen
     key = _plain_subscript(index) if self.pending is None else None
     part = None if key is None else _lay_out_subscript(self.grid, self.partition, key)
     if part is not None:
         return take_part(self, part)
-    chosen = _by_tables(self, index)
+    chosen = _by_mask(self, index)
+    chosen = _by_tables(self, index) if chosen is None else chosen
     if chosen is not None:
         return chosen
     found = parse_subscript(self, index)
@@ -260,68 +271,106 @@ def _at(x: Sharded, dim: int, positions: torch.Tensor) -> Sharded:
     return y.redistribute(again, "the positions of a list")
 
 
-def _by_tables(x: Sharded, index: Any) -> Sharded | None:
-    """Looks up positions in several dims at once, or in tables of several dims; all are whole.
+def _by_mask(x: torch.Tensor, index: Any) -> Sharded | None:
+    """Chooses by a mask that is cut, or of several dims; None for any other subscript.
 
-    A mask of several dims is such positions. Returns None for any other subscript.
+    Of the other items none may choose anything.
     """
-    mask = isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() > 1
-    if mask and not _is_cut(index):
-        if index.shape != x.shape[: index.dim()]:
-            raise IndexError(f"a mask {tuple(index.shape)} for {x.partition}: its extents differ")
-        index = whole_of(index, "mask").nonzero(as_tuple=True)
+    items = list(index) if _is_tuple(index) else [index]
+    kinds = [isinstance(item, torch.Tensor) and item.dtype == torch.bool for item in items]
+    if sum(kinds) != 1 or any(
+        not (mask or item is Ellipsis or (isinstance(item, slice) and item == slice(None)))
+        for item, mask in zip(items, kinds, strict=True)
+    ):
+        return None
+    at = kinds.index(True)
+    mask = items[at]
+    if mask.dim() < 1 or (mask.dim() == 1 and not is_cut(mask)):
+        return None
+    before = items[:at]
+    first = at if Ellipsis not in before else x.dim() - mask.dim() - (len(items) - at - 1)
+    if mask.shape != x.shape[first : first + mask.dim()]:
+        shape = x.partition if isinstance(x, Sharded) else tuple(x.shape)
+        raise IndexError(f"a mask {tuple(mask.shape)} for {shape}: its extents differ")
+    for operand in (x, mask):
+        if isinstance(operand, Sharded):
+            operand.force()
+    return chosen_by_mask(x, mask, first)
+
+
+def _split_tables(x: Sharded, index: Any) -> tuple[tuple[Any, ...], dict[int, torch.Tensor]]:
+    """Splits a subscript: ``:`` stands for tables of positions, which are returned by their dims.
+
+    These are dims of what the rest leaves. No tables are returned where there are none, or masks.
+    """
     items = list(index) if _is_tuple(index) else [index]
     taken = sum(item is not None and item is not Ellipsis for item in items)
     tables: dict[int, torch.Tensor] = {}
-    dim = 0  # of what the rest of the subscript leaves
+    dim = 0
     for at, item in enumerate(items):
         if (isinstance(item, list) or hasattr(item, "ndim")) and not _is_integer(item):
             tables[dim] = torch.as_tensor(item, device=x.device)
             items[at] = slice(None)
         dim += x.dim() - taken if item is Ellipsis else not _is_integer(item)
-    lists = [*tables.values()]
-    if any(t.dtype in (torch.bool, torch.uint8) or not t.dim() or _is_cut(t) for t in lists):
-        return None
-    if not lists or lists[0].dim() == len(lists) == 1:
-        return None
+    if any(t.dtype in (torch.bool, torch.uint8) or not t.dim() for t in tables.values()):
+        return (), {}
+    return tuple(items), tables
+
+
+def _front(tables: Mapping[int, torch.Tensor]) -> int:
+    """Returns where the dims that tables make begin, as in torch: in their place if they adjoin."""
+    first, last = min(tables), max(tables)
+    return first if last - first < len(tables) else 0
+
+
+def _write_by_tables(x: Sharded, index: Any, value: torch.Tensor | float) -> bool:
+    """Writes at positions in several dims, in tables of several dims, or along a cut dim.
+
+    Returns False for any other subscript.
+    """
+    items, tables = _split_tables(x, index)
+    if not tables or None in items or any(map(is_cut, tables.values())):
+        return False
     tables = {dim: whole_of(table, "positions") for dim, table in tables.items()}
-    y = getitem(x, tuple(items))
+    y = getitem(x, items)
+    dim, table = next(iter(tables.items()))
+    if len(tables) == table.dim() == 1 and y.partition.cuts[dim] is None:
+        return False
+    check_writable(y, "assignment at positions")
+    write_anywhere(y, tables, _front(tables), value)
+    x.note_change()
+    return True
+
+
+def _by_tables(x: Sharded, index: Any) -> Sharded | None:
+    """Looks up positions in several dims at once, or in tables of several dims.
+
+    Returns None for any other subscript.
+    """
+    items, tables = _split_tables(x, index)
+    lists = [*tables.values()]
+    cut_tables = any(map(is_cut, lists))
+    if not lists or (lists[0].dim() == len(lists) == 1 and not cut_tables):
+        return None
+    if not cut_tables:
+        tables = {dim: whole_of(table, "positions") for dim, table in tables.items()}
+    y = getitem(x, items)
     if any((cut := y.partition.cuts[dim]) is not None and cut.merged for dim in tables):
         y.gather_merged()
+    y = without_empty_shards(y, tables)
     axes = [cut.axis for dim in tables if (cut := y.partition.cuts[dim]) is not None]
-    kept = _each_once(y, tables) if len(axes) == 1 else None
-    if axes and kept is None:
-        raise refused_subscript(x, index, f"cut dims; use hyperslab.gather(x, {axes})")
-    block = y.local[tuple(tables.get(dim, slice(None)) for dim in range(y.dim()))]
-    first, last = min(tables), max(tables)
+    kept = rows_of_each(y, tables) if len(axes) == 1 else None
     cuts = [cut for dim, cut in enumerate(y.partition.cuts) if dim not in tables]
-    front = first if last - first < len(tables) else 0  # as torch: in their place if they adjoin
+    front = _front(tables)
+    if cut_tables and kept is None:
+        return chosen_by_cut(y, tables, front)
+    if axes and kept is None:
+        block = chosen_anywhere(y, tables, front)
+    else:
+        block = y.local[tuple(tables.get(dim, slice(None)) for dim in range(y.dim()))]
     cuts[front:front] = [kept, *[None] * (block.dim() - len(cuts) - 1)]
     extents = [block.shape[d] if cut is None else cut.extent for d, cut in enumerate(cuts)]
     return y.like(block, Partition(tuple(extents), tuple(cuts)), fresh=True)
-
-
-def _each_once(x: Sharded, tables: dict[int, torch.Tensor]) -> Cut | None:
-    """Takes this rank's rows of tables that have one for each sample: ``x[arange(n)[:, None], i]``.
-
-    Returns the cut that the rows are in, or None where they are in any other order.
-    """
-    dim, cut = next((d, c) for d in tables if (c := x.partition.cuts[d]) is not None)
-    dims = max(table.dim() for table in tables.values())
-    each = torch.arange(cut.extent, device=x.device).view(-1, *[1] * (dims - 1))
-    if tables[dim].shape != each.shape or cut.extent == 1:  # one row may stand for many
-        return None
-    if x.grid.has_values and not bool((tables[dim] == each).all()):
-        return None
-    own = x.box.interval(dim)
-    for other, table in tables.items():
-        if table.dim() == dims and len(table) == cut.extent:
-            tables[other] = table[slice(*own)] - (own[0] if other == dim else 0)
-    return cut
-
-
-def _is_cut(x: torch.Tensor) -> bool:
-    return isinstance(x, Sharded) and bool(x.partition.axes)
 
 
 def _fewer_frequencies(x: Sharded, found: Subscript) -> Sharded | None:
@@ -374,16 +423,20 @@ def setitem(self: torch.Tensor, index: object, value: torch.Tensor | float) -> N
             return
     self.force()
     check_writable(self, "assignment to a part")
-    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and index.dim() == self.dim():
-        if index.shape != self.shape:
+    several = isinstance(index, torch.Tensor) and (index.dim() > 1 or index.dim() == self.dim())
+    if isinstance(index, torch.Tensor) and index.dtype == torch.bool and several:
+        if index.shape != self.shape[: index.dim()]:
             raise IndexError(f"a mask {tuple(index.shape)} for {self.partition}: use masked_fill_")
         if isinstance(value, torch.Tensor) and value.dim():
-            if any(_is_cut(operand) for operand in (self, index, value)):
-                raise refused_subscript(self, index, "a mask takes one number")
-            self.local[whole_of(index, "mask")] = whole_of(value, "values")
+            write_where(self, index, value)
             self.note_change()
             return
+        rest = [1] * (self.dim() - index.dim())
+        with EnableTorchFunction():  # or torch would ask for no rule inside of one
+            index = index.view(*index.shape, *rest)
         apply_pointwise(torch.Tensor.masked_fill_, (self, index, value), {})
+        return
+    if _write_by_tables(self, index, value):
         return
     found = parse_written(self, index)
     if found.new:
@@ -654,12 +707,15 @@ def embedding(
 
 @register(F.one_hot)
 def one_hot(input: Sharded, num_classes: int = -1) -> Sharded:
-    """Adds a last dim that is not cut; the number of classes must be given."""
+    """Adds a last dim that is not cut; without their number it looks for the largest class."""
     if num_classes < 1:
-        raise UnsupportedOp(
-            f"one_hot of {input.partition} counts the classes of one rank only\n"
-            "    give num_classes"
-        )
+        if not input.grid.has_values:
+            raise UnsupportedOp(
+                f"one_hot of {input.partition} looks for the largest class, of which a trace has "
+                "none\n    give num_classes"
+            )
+        with EnableTorchFunction():  # or torch would ask for no rule inside of one
+            num_classes = int(input.max()) + 1
     classes = input.local
     if classes.dtype != torch.int64:
         raise TypeError(f"one_hot takes classes of torch.int64, not {classes.dtype}")
@@ -784,7 +840,8 @@ def _scatter(
     in place becomes the cut result.
     """
     flat = name.startswith("index_")
-    alone = not isinstance(input, Sharded) and is_only_reference(input)
+    ordinary = in_place and not isinstance(input, Sharded)
+    alone = ordinary and is_only_reference(input)
     if flat:
         index = whole_of(index, f"the positions of {name}")
         if not any(isinstance(value, Sharded) for value in (input, *values.values())):
@@ -802,19 +859,21 @@ def _scatter(
     operands.update(zip(shaped, blocks, strict=True))
     block = operands.pop("input")
     positions = operands.pop("index")
-    if fixed:
+    partition = Partition(tuple(input.shape), cuts)
+    if ordinary and not partition.axes:  # every rank has all of it, and changes it
+        return getattr(input, f"{name}_")(dim, positions, **operands)
+    if ordinary:
+        alone = alone or not like.grid.has_values  # in a trace all are views, and share nothing
+        if input.requires_grad or not alone:
+            raise LayoutError(
+                f"{name}_ would make a cut tensor of an ordinary one that has views or a gradient\n"
+                f"{describe([input, like])}    use {name}, which returns a new tensor"
+            )
+        like = turn_into_cut(input, partition, like)
+        block = like.block
+    if in_place:
         check_writable(like, name)
         getattr(block, f"{name}_")(dim, positions, **operands)
         like.note_change()
         return like
-    written = getattr(block, name)(dim, positions, **operands)
-    y = like.like(written, Partition(tuple(input.shape), cuts))
-    if not in_place:
-        return y
-    alone = alone or not y.grid.has_values  # in a trace all are views, and share nothing
-    if not alone or input.requires_grad or y.requires_grad:
-        raise LayoutError(
-            f"{name}_ would make a cut tensor of an ordinary one that has views or a gradient\n"
-            f"{describe([input, y])}    use {name}, which returns a new tensor"
-        )
-    return y.take_place_of(input)
+    return like.like(getattr(block, name)(dim, positions, **operands), partition)

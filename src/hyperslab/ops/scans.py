@@ -21,7 +21,7 @@ from hyperslab.ops.elementwise import apply_pointwise
 from hyperslab.ops.operands import LAYOUTS, check_uncut, without_empty_shards
 from hyperslab.ops.overloads import Operator, register_each
 from hyperslab.ops.placement import cut_elsewhere, cut_of_result
-from hyperslab.ops.reductions import Dims, group_over, reduced_dims, wrap_reduced
+from hyperslab.ops.reductions import Dims, group_over, reduced_dims
 from hyperslab.tensor import Sharded, register
 from hyperslab.tensor.dispatch import describe
 from hyperslab.util.torch_internals import EnableTorchFunction
@@ -114,13 +114,12 @@ def msort(input: Sharded) -> Results:
 def middle_value(
     operator: Operator, input: Sharded, dim: int | None = None, keepdim: bool = False
 ) -> Results:
-    """Runs along any dim, as sort; over all elements only if nothing is cut."""
+    """Runs along any dim, as sort; over all elements every rank has them meanwhile."""
     name = operator.__name__
     if dim is None and name == "mode":
         dim = input.dim() - 1
     if dim is None:
-        check_uncut(input, range(input.dim()), f"{name} needs all of")
-        return wrap_reduced(input, operator(input.local), range(input.dim()), False)
+        return along_lines(name, input, range(input.dim()), operator)
     return along_lines(name, input, (dim,), lambda block: operator(block, dim, keepdim))
 
 
@@ -142,19 +141,22 @@ def quantile(
     keepdim: bool = False,
     **options: object,
 ) -> Results:
-    """Takes one quantile along any dim, as sort; over all elements only if nothing is cut."""
+    """Takes quantiles along any dim, as sort; over all elements every rank has them meanwhile."""
     name = operator.__name__
-    if isinstance(q, Sharded) or (isinstance(q, torch.Tensor) and q.dim() > 0):
+    if isinstance(q, Sharded):
         raise LayoutError(
-            f"{name} of a cut tensor takes one q at a time, a number\n{describe([input, q])}"
-            "    call it for each q, or use x.full()"
+            f"{name}: the quantiles that are sought are a number or an ordinary tensor\n"
+            f"{describe([input, q])}    use q.full()"
         )
-    dims = reduced_dims(input, dim)
-    if dim is None:
-        check_uncut(input, dims, f"{name} needs all of")
-        return wrap_reduced(input, operator(input.local, q, **options), dims, keepdim)
-    run = partial(operator, q=q, dim=dim, keepdim=keepdim, **options)
-    return along_lines(name, input, dims, run)
+    several = isinstance(q, torch.Tensor) and q.dim() > 0
+
+    def run(block: torch.Tensor) -> Results:
+        found = operator(block, q, dim, keepdim, **options)
+        return found.unbind(0) if several else found  # type: ignore[no-any-return]
+
+    found = along_lines(name, input, reduced_dims(input, dim), run)
+    with EnableTorchFunction():  # or torch would ask for no rule inside of one
+        return torch.stack(list(found)) if several else found
 
 
 @register_each("cumsum", "cumprod", "logcumsumexp", dims=["dim"])

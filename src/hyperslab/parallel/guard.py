@@ -26,7 +26,7 @@ from torch.nn.parameter import is_lazy
 from hyperslab.comm import Grid, log_once
 from hyperslab.errors import LayoutError, UnsupportedOp
 from hyperslab.ops.autograd import look_after_backward
-from hyperslab.parallel.averaging import Averaging
+from hyperslab.parallel.averaging import Averaging, SharedGradients
 from hyperslab.parallel.consistency import EqualParameters, OrdinaryInputs, equal_losses
 from hyperslab.tensor import Sharded, boxes, gather, scatter, shard
 from hyperslab.tensor.dispatch import HAS_PARTS, watched_gradients
@@ -34,6 +34,7 @@ from hyperslab.util.capture import beside_capture
 from hyperslab.util.torch_internals import (
     BatchNorm,
     EagerReason,
+    accumulation_hooks,
     asks_for_one_graph,
     at_end_of_backward,
     backward_hooks,
@@ -155,13 +156,19 @@ class Guard:
         self.parameters = EqualParameters(module, grid)
         self.alone: LayoutError | None = None  # if the forward's gradients are to be averaged
         self.seen: set[int] = set()
+        self._arrived: dict[int, int] = {}  # version of each gradient when it was collected
         self._thread = threading.get_ident()  # of the forward pass, and so of the backward pass
         self._pass: int | None = None  # the backward pass that `_finished` ends
         self._versions: list[tuple[str, nn.Parameter, int]] = []  # of the parameters as it began
+        self._hooked: set[int] = set()  # parameters with hooks that run before this one's
         watched = watched_gradients(grid)
         for parameter in module.parameters():
             if parameter in watched:  # it has met a cut tensor before
                 watched.pop(parameter).remove()
+            if accumulation_hooks(parameter):
+                self._hooked.add(id(parameter))
+            if isinstance(averaging, SharedGradients):  # DistributedDataParallel knows forwards
+                watched.averaged[parameter] = True
             if parameter.requires_grad:
                 HAS_PARTS[parameter] = weakref.ref(grid)  # for ``torch.autograd.grad``
                 parameter.register_post_accumulate_grad_hook(_weak_hook(self._accumulated))
@@ -222,7 +229,7 @@ class Guard:
             raise self.alone
         averaging = self.averaging
         assert averaging is not None  # what is trained later is refused in `begin`
-        if averaging.filling:
+        if averaging.filling or self._brought_nothing(parameter):
             return
         if not self.synchronised:
             averaging.owed.add(id(parameter))
@@ -256,11 +263,32 @@ class Guard:
                 if p.requires_grad
             ]
             at_end_of_backward(self._finished)
-        if parameter.grad is None:  # a hook that was set before ours has used it up
+        if parameter.grad is None:
             names = {id(p): name for name, p in self.module.named_parameters()}
-            raise self._used_in_backward(names.get(id(parameter), "?"), "used and freed")
+            name = names.get(id(parameter), "?")
+            if id(parameter) in self._hooked:
+                raise self._used_in_backward(name, "used and freed")
+            raise LayoutError(
+                f"the backward of an autograd function returned None for the parameter {name} of "
+                f"{type(self.module).__name__}, of which DistributedDataParallel would make "
+                "zeros\n    return zeros there, or do not give the parameter to the function"
+            )
         self.seen.add(id(parameter))
         averaging.collect(parameter, last=len(self.seen) == len(self.averaged))
+        self._arrived[id(parameter)] = version_of(parameter.grad)
+
+    def _brought_nothing(self, parameter: torch.Tensor) -> bool:
+        """Tell whether a function's backward returned None for it: torch calls hooks then, too.
+
+        So do blocks of reversible networks, in whose own backward pass the gradient came.
+        """
+        gradient = parameter.grad
+        if not isinstance(self.averaging, SharedGradients):
+            return False  # DistributedDataParallel counts it all the same
+        if gradient is None:  # or one of these hooks has used it up
+            return id(parameter) not in self._hooked
+        arrived = self._arrived.get(id(parameter)) if id(parameter) in self.seen else None
+        return arrived is not None and arrived == version_of(gradient)
 
     def _finished(self) -> None:
         """Average what is there at the end of a backward pass, if it is not everything."""

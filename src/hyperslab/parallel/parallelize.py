@@ -52,7 +52,7 @@ from hyperslab.parallel.recompute import recompute_stages
 from hyperslab.tensor import Sharded
 from hyperslab.tensor.gradient_buffers import GradientBuffers
 from hyperslab.tensor.sharded import ForwardScope, Policy
-from hyperslab.util.torch_internals import is_compiled, tree_map
+from hyperslab.util.torch_internals import is_compiled, tree_leaves, tree_map
 
 Submodule = str | nn.Module
 """Names a submodule, or is one."""
@@ -341,6 +341,12 @@ def _with_policy(forward: Callable[..., Any], policy: Policy) -> Callable[..., A
     def apply(value: Any) -> Any:
         if isinstance(value, Sharded):
             return Sharded.from_local(value.local, value.partition, value.grid, policy)
+        if hasattr(value, "__dict__") and not isinstance(value, nn.Module | torch.Tensor):
+            for held in tree_leaves(
+                vars(value)
+            ):  # of a dataclass, say: no copy of what is not ours
+                if isinstance(held, Sharded):
+                    held.policy = policy
         return value
 
     def run(*args: Any, **kwargs: Any) -> Any:

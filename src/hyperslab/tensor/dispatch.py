@@ -349,12 +349,14 @@ def grid_of_parts(x: torch.Tensor) -> Grid | None:
 class WatchedGradients(WeakTensorKeyDictionary):
     """Holds the hooks that `_watch_gradient` set, by tensor, for `parallelize` to remove.
 
-    ``versions``: of tensors that are no leaves, when they got theirs.
+    ``versions``: of tensors that are no leaves, when they got theirs; ``averaged``: has the
+    parameters of parallelised modules that are averaged whatever has used them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.versions = WeakTensorKeyDictionary()
+        self.averaged = WeakTensorKeyDictionary()
         self.warnings: set[int] = set()  # the hooks that warn
         self.warned = False  # from then on no parameter needs a hook for that
 
@@ -381,6 +383,8 @@ def _watch_gradient(operand: torch.Tensor, x: Any) -> None:
         if (known := HAS_PARTS.get(operand)) is None or known() is None:
             HAS_PARTS[operand] = weakref.ref(grid)
         watched = watched_gradients(grid)
+        if operand in watched.averaged:
+            return
         # Beside what is whole each rank may have all of the gradient.
         if x._partition.axes and not (watched.warned or operand in watched or inside_ddp()):
             hook = partial(_warn_of_part, weakref.ref(grid))

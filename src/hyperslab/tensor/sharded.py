@@ -295,7 +295,12 @@ class Sharded(DeferredTensor):
 
     @property
     def policy(self) -> Policy:
+        """Return the choices that go on to what is computed of it."""
         return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._policy = policy
 
     @property
     def box(self) -> Box:

@@ -14,7 +14,12 @@ from tests.ops.serial import Example, compare, draw_examples, dtypes, grids, par
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
-COVERS = {"elementwise": {"diff", "bucketize", "gradient", "isin", "trapezoid", "trapz"}}
+COVERS = {
+    "elementwise": {
+        "diff", "bucketize", "gradient", "isin", "searchsorted", "trapezoid", "trapz",
+        "unravel_index",
+    }
+}  # fmt: skip
 
 
 def differences(x: Any, *, dim: int, n: int, ends: str, seed: int) -> Any:
@@ -59,6 +64,15 @@ def other_types() -> None:
     for right in (False, True):
         found = torch.bucketize(x, limits, right=right, out_int32=True)
         assert torch.equal(found.full(), torch.bucketize(full, limits, right=right, out_int32=True))
+        found = torch.searchsorted(limits, x, right=right)
+        assert torch.equal(found.full(), torch.searchsorted(limits, full, right=right))
+    places, expected = ((y > 0).long() * 7 for y in (x, full))
+    for part, want in zip(
+        torch.unravel_index(places, (3, 4)), torch.unravel_index(expected, (3, 4)), strict=True
+    ):
+        assert torch.equal(part.full(), want)
+    with pytest.raises(hs.LayoutError, match="searchsorted: .* those beside it are ordinary"):
+        torch.searchsorted(x, full)
     with pytest.raises(hs.LayoutError, match=r"bucketize: .* those beside it are ordinary"):
         torch.bucketize(x, x)
 

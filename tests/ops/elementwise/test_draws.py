@@ -11,7 +11,9 @@ import torch
 import hyperslab as hs
 from tests.ranks import run_ranks
 
-COVERS = {"elementwise": {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_"}}
+COVERS = {
+    "elementwise": {"bernoulli", "bernoulli_", "uniform_", "normal", "normal_", "exponential_"}
+}
 
 VOLUME = (4, 2, 6, 5, 4)
 GRIDS: list[dict[str, int]] = [
@@ -34,6 +36,9 @@ def draws(x: Any) -> list[Any]:
         torch.empty_like(x).normal_(1, std=0.5),
         x.new_empty(x.shape).bernoulli_(),
         torch.empty_like(x).exponential_(2.0),
+        torch.normal(x * 0 + 2, 0.25),
+        torch.normal(0.0, torch.ones_like(x)),
+        torch.normal(x * 0, x * 0 + 2),
     ]
 
 
@@ -65,9 +70,22 @@ def test_the_numbers_have_their_moments() -> None:
     (found,) = run_ranks(1, drawn, {}, (8, 4, 16, 16, 16))
     means = [y.mean().item() for y in found]
     spreads = [y.std().item() for y in found]
-    assert means == pytest.approx([0.5, 0.3, 0.7, 0.5, 0.5, 0.5, 1.0, 0.5, 0.5], abs=0.01)
-    deviations = [0.5, 0.458, 0.458, 0.5, 5 / 12**0.5, 12**-0.5, 0.5, 0.5, 0.5]
-    assert spreads == pytest.approx(deviations, abs=0.01)
+    assert means == pytest.approx([0.5, 0.3, 0.7, 0.5, 0.5, 0.5, 1.0, 0.5, 0.5, 2, 0, 0], abs=0.015)
+    deviations = [0.5, 0.458, 0.458, 0.5, 5 / 12**0.5, 12**-0.5, 0.5, 0.5, 0.5, 0.25, 1, 2]
+    assert spreads == pytest.approx(deviations, abs=0.015)
+
+
+def gradients_of_normal() -> None:
+    x = hs.shard(torch.rand(VOLUME), hs.Grid(depth=2)).requires_grad_()
+    spread = torch.ones(2, 1, 1, 1, requires_grad=True)
+    torch.normal(x, spread).sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad.full(), torch.zeros(VOLUME))
+    assert torch.equal(spread.grad, torch.zeros_like(spread))  # type: ignore[arg-type]
+
+
+def test_gradients_of_normal_are_zero_as_torchs() -> None:
+    run_ranks(2, gradients_of_normal)
 
 
 def refused() -> None:
@@ -83,6 +101,9 @@ def refused() -> None:
     for rate in (0.0, -1.0, math.nan):
         with pytest.raises(ValueError, match="it has to be above 0"):
             x.exponential_(rate)
+    for deviation in (-x, -1.0):
+        with pytest.raises(ValueError, match="a standard deviation is below 0"):
+            torch.normal(x, deviation)
     with pytest.raises(ValueError, match="takes floating-point numbers"):
         x.round().int().exponential_()
 

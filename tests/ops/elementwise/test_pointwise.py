@@ -25,7 +25,9 @@ from tests.ops.serial import average
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
-COVERS = {"elementwise": {"prelu", "to", "type", "type_as", "contiguous", "detach_", "frexp"}}
+COVERS = {
+    "elementwise": {"data", "prelu", "to", "type", "type_as", "contiguous", "detach_", "frexp"}
+}
 SHAPE = (4, 3, 5, 4, 3)
 UNCHECKED = {"torch.Tensor.cuda", "torch.Tensor.type", "torch.frexp", "torch.Tensor.frexp"}
 """The first needs a device which this tier has not; the others have tests below."""
@@ -445,6 +447,26 @@ def detached_in_place() -> None:
 
 def test_detaching_in_place() -> None:
     run_ranks(2, detached_in_place)
+
+
+def langevin(x: Any) -> Any:
+    """Steps along gradients that are taken by ``.data``, of a leaf and of its gradient."""
+    x.requires_grad_()
+    for _ in range(3):
+        (x**3).mean().backward()
+        x.data.add_(x.grad.data, alpha=-2.0).clamp_(-1, 1)
+        x.grad.data.zero_()
+    return x.detach()
+
+
+def changed_by_data() -> None:
+    full = torch.randn(2, 3, 6, 4, 4, dtype=torch.float64)
+    found = langevin(hs.shard(full.clone(), hs.Grid(depth=2))).full()
+    assert torch.allclose(found, langevin(full.clone()), rtol=1e-12)
+
+
+def test_changes_by_data() -> None:
+    run_ranks(2, changed_by_data)
 
 
 def refused(case: str) -> None:

@@ -124,16 +124,35 @@ def looked_up(x: Any, table: torch.Tensor, *, how: str) -> Any:
         return F.embedding(labels, table) * x.squeeze(1)[..., None]
     if how == "table":
         return table[labels] * x.squeeze(1)[..., None]
+    if how == "all classes":
+        return F.one_hot(labels) * x.mean()
     return F.one_hot(labels, 5) * x.mean() * table[:, 0]
 
 
-@pytest.mark.parametrize("how", ["embedding", "table", "one_hot"])
+@pytest.mark.parametrize("how", ["embedding", "table", "one_hot", "all classes"])
 def test_tables(how: str) -> None:
     cases = [
         Example(grid=grid, shape=(3, 1, 5, 4, 6), weights=((5, 2),), options={"how": how})
         for grid in ({"data": 2, "depth": 2}, {"depth": 2, "width": 2})
     ]
     run_ranks(4, compare, looked_up, cases)
+
+
+def values_in_ordinary(x: Any) -> Any:
+    """Ordinary zeros get values that have gradients, cut ones and what every rank has."""
+    labels = (x.detach() * 3).abs().long().clamp(max=3)[:, :1]
+    placed = torch.zeros(x.shape[0], 4, *x.shape[2:], dtype=x.dtype).scatter_(1, labels, x[:, :1])
+    means, whole = x.mean((0, 2, 3, 4)), torch.zeros(5, dtype=x.dtype)
+    copied = whole.index_copy_(0, torch.tensor([3, 1]), means)
+    assert copied is whole
+    rows = torch.zeros(4, 2, dtype=x.dtype)
+    rows.index_add_(0, labels.flatten(), x.movedim(1, -1).reshape(-1, 2))
+    return placed * copied[3] * rows.square().sum()
+
+
+def test_values_with_gradients_in_ordinary_tensors() -> None:
+    grids = ({"data": 2, "depth": 2}, {"depth": 2, "width": 2}, {"height": 4})
+    run_ranks(4, compare, values_in_ordinary, [Example(grid, (2, 2, 5, 4, 6)) for grid in grids])
 
 
 def one_hot_of_zeros(labels: torch.Tensor, classes: int) -> torch.Tensor:
@@ -212,7 +231,6 @@ def refused(case: str) -> None:
         "no dim": lambda: torch.take_along_dim(x, index),
         "table": lambda: F.embedding(index, table, max_norm=1.0),
         "positions": lambda: torch.index_select(table, 0, hs.shard(torch.tensor([0, 1]), grid)),
-        "classes": lambda: F.one_hot(index),
     }[case]()
 
 
@@ -229,7 +247,6 @@ def refused(case: str) -> None:
         ("no dim", hs.UnsupportedOp, "needs a dim"),
         ("table", hs.UnsupportedOp, "without max_norm"),
         ("positions", hs.UnsupportedOp, "for a cut input"),
-        ("classes", hs.UnsupportedOp, "give num_classes"),
     ],
 )
 def test_what_is_refused(case: str, error: type[Exception], message: str) -> None:

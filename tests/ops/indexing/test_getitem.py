@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -170,11 +171,59 @@ def scaled_where(x: Any, mask: torch.Tensor) -> Any:
     return x
 
 
-def compare_tables() -> float:
+def by_cut_tables(x: Any) -> list[Any]:
+    """Positions that lie on any rank, and masks of dims that are cut."""
+    i, j, k = torch.tensor([[0, 1, 1], [2, -1, 5], [3, 0, -4]])
+    return [
+        x[i, :, j, k],
+        x[i, j.clamp(-1, 1), j, k],
+        x[:, :, j],
+        x[..., j[None], k[:, None]],
+        x[:, :, [0, 5], [1, 1]],
+        x[0, :, j, None, 1:3],
+        (x > 0)[:, 1, j, k].double() * x.mean(),
+        x[:, :, torch.arange(24).view(6, 4) % 3 > 0],
+        x[:, torch.arange(18).view(3, 6) % 4 > 0],
+    ]
+
+
+def written_by_tables(x: Any) -> list[Any]:
+    """Voxels at given places, pairs in front, a matrix of positions, one list along a cut dim."""
+    i, j, k = torch.tensor([[0, 1, 1], [2, -1, 5], [3, 0, -4]])
+    values = torch.arange(9, dtype=x.dtype).view(3, 3)
+    ys = [x * 1 for _ in range(7)]
+    ys[0][i, :, j, k] = values
+    ys[1][i, 0, j, k] = 0.5
+    ys[2][:, :, j] = values[0][:, None]
+    ys[3][..., j[:, None], k[None]] = x[:, :, :3, :3]
+    ys[4][:, :, [0, 5], [1, 1]] *= 3
+    ys[5][..., [4, 1], 1:3] = x[:, :, 2:4, :2]
+    ys[6][i, i, j, k] = x.mean((0, 2, 3))
+    return ys
+
+
+def by_cut_positions(x: Any) -> list[Any]:
+    """Positions that are cut themselves: orders, the best of each sample, displaced voxels."""
+    order = x.flatten().argsort()
+    best = x.mean((2, 3)).argmax(1)
+    moved = ((x[:, 0] * 3).long() + torch.arange(6)[:, None]).clamp(0, 5)
+    line = torch.arange(4)
+    samples = torch.arange(2)
+    return [
+        x.flatten()[order].square().cumsum(0) / 144,
+        x[samples, best],
+        x[samples[:, None], best[:, None], :, line[1:3]],
+        x[samples[:, None, None], :, moved, line],
+        x[:, :, moved, 1],
+        torch.linspace(0, 1, 6, dtype=x.dtype)[moved] * x[:, 1],
+    ]
+
+
+def compare_tables(read: Callable[[Any], list[Any]], **axes: int) -> float:
     full = torch.randn(2, 3, 6, 4, dtype=torch.float64, requires_grad=True)
     leaf = full.detach().clone().requires_grad_()
-    found = by_tables(hs.shard(leaf, hs.Grid(height=2)) * 1)
-    expected = by_tables(full * 1)
+    found = read(hs.shard(leaf, hs.Grid(**axes)) * 1)
+    expected = read(full * 1)
     far = [float((a.full() - b).abs().max()) for a, b in zip(found, expected, strict=True)]
     sum(y.full().square().sum() for y in found).backward()
     sum(y.square().sum() for y in expected).backward()
@@ -184,7 +233,22 @@ def compare_tables() -> float:
 
 
 def test_tables_of_positions() -> None:
-    assert max(run_ranks(2, compare_tables)) < 1e-12
+    assert max(run_ranks(2, in_height)) < 1e-12
+
+
+def in_height() -> float:
+    return compare_tables(by_tables, height=2)
+
+
+@pytest.mark.parametrize("axes", [(1, 2, 2), (2, 2, 1), (1, 1, 4)], ids=str)
+@pytest.mark.parametrize("read", [by_cut_tables, by_cut_positions, written_by_tables])
+def test_positions_along_cut_dims(read: Callable[[Any], list[Any]], axes: tuple[int, ...]) -> None:
+    assert max(run_ranks(4, over_cuts, read, axes)) < 1e-12
+
+
+def over_cuts(read: Callable[[Any], list[Any]], axes: tuple[int, ...]) -> float:
+    data, height, width = axes
+    return compare_tables(read, data=data, height=height, width=width)
 
 
 def kept_of_each(x: Any) -> list[Any]:
@@ -240,19 +304,11 @@ def refused(case: str) -> None:
     labels = hs.shard(torch.zeros(2, 3, 6, 4, 4, dtype=torch.int64), grid)
     ordinary = torch.zeros(2, 3, 6, 4, 4)
     {
-        "mask": lambda: x[x > 0],
-        "cut index": lambda: x[labels],
-        "cut dim": lambda: x.__setitem__((slice(None), slice(None), [0, 1]), 1.0),
-        "two lists": lambda: x[:, :, [0, 1], [0, 1]],
-        "matrix": lambda: x[:, :, torch.zeros(2, 2, dtype=torch.int64)],
-        "mask over a cut dim": lambda: x[ordinary == 0],
-        "matrix of a mask": lambda: x[:, :, :, torch.ones(4, 4, dtype=torch.bool)],
+        "cut index": lambda: x.__setitem__((slice(None), slice(None), labels), 1.0),
         "bool": lambda: x[True],
         "many": lambda: x[0, 0, 0, 0, 0, 0],
-        "ordinary mask": lambda: ordinary[x > 0],
         "ordinary tuple": lambda: ordinary[0, labels],
         "cut value": lambda: ordinary.__setitem__(0, x),
-        "mask and tensor": lambda: x.__setitem__(x > 0, torch.zeros(3)),
         "new": lambda: x.__setitem__((0, None), 1.0),
         "copy": lambda: x.flatten(1).__setitem__((slice(None), 0), 1.0),
         "writing a copy": lambda: x[:, :, 4:].mT.add_(1),
@@ -262,19 +318,11 @@ def refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "error", "message"),
     [
-        ("mask", hs.UnsupportedOp, "torch.where or masked_fill"),
         ("cut index", hs.UnsupportedOp, "the index is itself cut"),
-        ("cut dim", hs.UnsupportedOp, r"dim 2 is cut; use hyperslab.gather\(x, 'depth'\)"),
-        ("two lists", hs.UnsupportedOp, r"cut dims; use hyperslab.gather\(x, \['depth'\]\)"),
-        ("matrix", hs.UnsupportedOp, r"cut dims; use hyperslab.gather\(x, \['depth'\]\)"),
-        ("mask over a cut dim", hs.UnsupportedOp, r"cut dims; use hyperslab.gather"),
-        ("matrix of a mask", hs.UnsupportedOp, "one-dimensional lists"),
         ("bool", hs.UnsupportedOp, "a lone bool"),
         ("many", hs.UnsupportedOp, "6 indices for 5 dims"),
-        ("ordinary mask", hs.UnsupportedOp, "one cut tensor of integers"),
         ("ordinary tuple", hs.UnsupportedOp, "one cut tensor of integers"),
         ("cut value", hs.UnsupportedOp, "cannot be given a cut value"),
-        ("mask and tensor", hs.UnsupportedOp, "a mask takes one number"),
         ("new", hs.UnsupportedOp, "reshape the value"),
         ("copy", hs.LayoutError, "in place"),
         ("writing a copy", hs.LayoutError, "in place"),
@@ -285,6 +333,10 @@ def test_what_is_refused(case: str, error: type[Exception], message: str) -> Non
         run_ranks(2, refused, case)
 
 
+def beyond() -> None:
+    hs.shard(torch.randn(2, 3, 6, 4), hs.Grid(height=2))[:, [0, 3], [0, 1]]
+
+
 def test_what_torch_refuses_too() -> None:
     x = hs.shard(torch.randn(2, 3), hs.Grid())
     with pytest.raises(IndexError, match="index 3 is out of bounds for dim 1 with size 3"):
@@ -293,6 +345,8 @@ def test_what_torch_refuses_too() -> None:
         x[torch.ones(1, 3, dtype=torch.bool)] = 1.0
     with pytest.raises(IndexError, match=r"a mask \(1, 3\) for 2 x 3"):
         x[torch.ones(1, 3, dtype=torch.bool)]
+    with pytest.raises(IndexError, match="a position is out of bounds for dim 1 with size 3"):
+        run_ranks(2, beyond)
     with pytest.raises(ValueError, match="step must be greater than zero"):
         x[:, ::-1]
     with pytest.raises(ValueError, match="shape mismatch"):

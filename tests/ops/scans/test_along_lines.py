@@ -9,7 +9,7 @@ import torch
 
 import hyperslab as hs
 from tests.ops.recut import recut
-from tests.ops.serial import average
+from tests.ops.serial import Example, average, compare
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
@@ -159,29 +159,31 @@ def test_of_a_whole_tensor() -> None:
     run_ranks(2, all_of_it)
 
 
-def refused(name: str, args: tuple[Any, ...]) -> None:
-    x = hs.shard(torch.randn(4, 2, 6, 4, 4), hs.Grid(depth=2))
-    getattr(x, name)(*args)
+def of_everything(x: Any, *, of_all: bool) -> Any:
+    """Several quantiles, and those of all elements, which every rank has meanwhile."""
+    q = torch.tensor([0.1, 0.5, 0.8], dtype=x.dtype)
+    if not of_all:
+        found = [x.quantile(q, dim, keepdim=True) for dim in (0, 1, 2, -1)]
+        return x + sum((i + 1) * y[i] for y in found for i in range(3))
+    values = [x.quantile(q), x.quantile(0.3, keepdim=True), x.nanquantile(q), x.median()]
+    return torch.cat([y.flatten() for y in (*values, x.nanmedian())])
 
 
-@pytest.mark.parametrize(
-    ("name", "args"), [("median", ()), ("nanmedian", ()), ("quantile", (0.5,))]
-)
-def test_one_of_all_elements_is_refused(name: str, args: tuple[Any, ...]) -> None:
-    message = (
-        rf"^{name} needs all of dim .*, which is cut: .*\n    use hyperslab.gather\(x, \('depth',\)"
-    )
-    with pytest.raises(hs.LayoutError, match=message):
-        run_ranks(2, refused, name, args)
+@pytest.mark.parametrize("of_all", [False, True])
+def test_several_quantiles_and_of_all_elements(of_all: bool) -> None:
+    grids = ({"data": 2, "depth": 2}, {"depth": 2, "width": 2})
+    cases = [Example(grid, (2, 3, 5, 4, 6), options={"of_all": of_all}) for grid in grids]
+    run_ranks(4, compare, of_everything, cases)
 
 
-def several(q: torch.Tensor) -> None:
-    hs.shard(torch.randn(4, 2), hs.Grid(data=2)).quantile(q, 1)
+def sought_in_a_cut_tensor() -> None:
+    x = hs.shard(torch.rand(4, 2), hs.Grid(data=2))
+    with pytest.raises(hs.LayoutError, match="a number or an ordinary tensor"):
+        x.quantile(x[:, 0], 1)
 
 
-def test_several_quantiles_are_refused() -> None:
-    with pytest.raises(hs.LayoutError, match="one q at a time"):
-        run_ranks(2, several, torch.tensor([0.1, 0.2]))
+def test_sought_quantiles_are_not_cut() -> None:
+    run_ranks(2, sought_in_a_cut_tensor)
 
 
 def in_place() -> None:
