@@ -30,9 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("kind", "cut"),
-    in_gate(
-        itertools.product(KINDS, CUTS), kept=[("chunked", CUTS[-1]), ("plain", {"width": 2})]
-    ),
+    in_gate(itertools.product(KINDS, CUTS), kept=[("chunked", CUTS[-1]), ("plain", {"width": 2})]),
     ids=str,
 )
 def test_a_rank_reads_its_box(folder: Path, kind: str, cut: dict[str, int]) -> None:

@@ -62,7 +62,7 @@ print({k: v for k, v in os.environ.items() if "ALLOC_CONF" in k})
     "own", [{}, {"PYTORCH_ALLOC_CONF": "a"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}]
 )
 def test_commands_choose_segments_that_grow(own: dict[str, str]) -> None:
-    """Unless the user has chosen, and never at an import; `tests.test_import` imports torch, too."""
+    """Unless the user has chosen, and never at an import: of torch, see `tests.test_import`."""
     environment = {k: v for k, v in os.environ.items() if "ALLOC_CONF" not in k}
     line = [sys.executable, "-c", ALLOCATOR if own else IMPORTS + ALLOCATOR]
     run = subprocess.run(line, env=environment | own, capture_output=True, text=True, check=False)
