@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -13,8 +14,17 @@ SOURCE = Path(__file__).parent.parent / "src" / "hyperslab"
 
 @cache
 def parsed(text: str) -> ast.Module:
-    """The tree of a file, which several tests look at: to parse them all takes a second."""
-    return ast.parse(text)
+    """The tree of a file, which several tests look at: to parse them all takes a second.
+
+    Looking for garbage among its nodes would take two more.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(text)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def statements(node: ast.AST) -> Iterator[ast.stmt]:

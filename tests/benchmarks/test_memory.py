@@ -16,7 +16,7 @@ from hyperslab.recipe.schema import Recipe
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
-WIDTH = 32
+WIDTH = 16
 SLACK = {"cosmoflow": 1.05, "unet3d": 1.08}
 CASES = [("cosmoflow", False), ("cosmoflow", True), ("unet3d", True)]
 

@@ -115,6 +115,7 @@ def test_the_command_records_network_and_ridge(
         posterior, "outputs_of", lambda part, *_: part.targets + 0.1 * part.features[:, :2]
     )
     monkeypatch.setattr(posterior, "Fitting", lambda: replace(BRIEF, epochs=2))
+    monkeypatch.setattr(posterior, "SAMPLES", 100)
     out = tmp_path / "posterior.json"
     arguments = ["recipe.yaml", "--kept", str(tmp_path), "--json", str(out), "--seeds", "3", "5"]
     monkeypatch.setattr(sys, "argv", ["posterior.py", *arguments, "--dry-run"])

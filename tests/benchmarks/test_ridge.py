@@ -28,16 +28,18 @@ from hyperslab.train.builders import open_data
 from tests.selection import in_gate
 
 WIDTH = 6
-UNIVERSES = 30
+FEW, MANY = 10, 30
+"""Universes: to look at, and to learn from."""
+
 NAMES = ["clumping", "nothing"]
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+def recipe(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     """Universes whose first target is in the clumping of counts; their second is in nothing."""
     folder = tmp_path_factory.mktemp("universes")
     random = np.random.default_rng(0)
-    for i in range(UNIVERSES):
+    for i in range(getattr(request, "param", FEW)):
         target = random.uniform(-1, 1, 2)
         clumps = random.lognormal(0, 0.6 + 0.3 * target[0], (WIDTH, WIDTH, WIDTH, 2))
         with h5py.File(folder / f"univ_ics_{i}.hdf5", "w") as file:
@@ -122,7 +124,7 @@ def test_a_ridge_is_that_of_scikit_learn_with_the_best_penalty() -> None:
 @pytest.mark.parametrize("width", in_gate([None, 3], kept=[3]))
 def test_splits_are_those_of_training(recipe: Recipe, width: int | None) -> None:
     samples = read_samples(recipe, width)
-    count = UNIVERSES * (8 if width else 1)
+    count = FEW * (8 if width else 1)
     assert [len(numbers) for numbers in samples.sets.values()] == [count] * len(SETS)
     split = split_of(samples.source, recipe, recipe.data.seed)
     data = recipe.data.model_copy(update={"subvolume": width})
@@ -135,13 +137,13 @@ def test_splits_are_those_of_training(recipe: Recipe, width: int | None) -> None
 
 
 def test_listed_splits_are_those_of_training(recipe: Recipe) -> None:
-    words = {"train": ("0:12",), "validation": ("12:20",), "test": ("20:30",)}
+    words = {"train": ("0:4",), "validation": ("4:7",), "test": ("7:10",)}
     listed = recipe.model_copy(update={"data": recipe.data.model_copy(update=words)})
     split = split_of(read_samples(listed, None).source, listed, 3)
     assert {which: len(chosen) for which, chosen in split.items()} == {
-        "train": 12,
-        "validation": 8,
-        "test": 10,
+        "train": 4,
+        "validation": 3,
+        "test": 3,
     }
 
 
@@ -195,6 +197,7 @@ def test_a_folder_for_statistics_is_made(recipe: Recipe, tmp_path: Path) -> None
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("recipe", [MANY], indirect=True)
 def test_the_command_writes_a_table_and_predictions(
     recipe: Recipe,
     tmp_path: Path,

@@ -314,7 +314,7 @@ def test_every_rank_hears_of_an_error(tmp_path: Path) -> None:
 
 RECIPE = """
 model: {{name: cosmoflow, width: 32, batch_norm: true}}
-data: {{synthetic: {{width: 32, samples: 5}}, batch_size: 1, counts: [4, 1, 0]}}
+data: {{synthetic: {{width: 32, samples: 2}}, batch_size: 1, counts: [1, 1, 0]}}
 optimizer: {{name: adam, learning_rate: 1e-4}}
 loss: mse
 epochs: 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -238,13 +239,18 @@ def test_things_beside_checkpoints_are_no_checkpoints(run: Path) -> None:
     assert (folder / "step-zzz").is_dir()
 
 
+@functools.cache
+def long_header() -> bytes:
+    words = b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(2_000_000)) + b"}}"
+    return len(words).to_bytes(8, "little") + words
+
+
 @pytest.mark.parametrize("name", ["model", "optimizer", "extra"])
 def test_tensors_of_a_long_header_are_not_read(run: Path, name: str) -> None:
     """Three million names of nothing would take 600 MiB."""
     path = latest(run)
     assert path is not None
-    words = b'{"__metadata__":{' + b",".join(b'"%d":""' % i for i in range(2_000_000)) + b"}}"
-    (path / f"{name}.safetensors").write_bytes(len(words).to_bytes(8, "little") + words)
+    (path / f"{name}.safetensors").write_bytes(long_header())
     write_sums(path, format=2)
     with pytest.raises(
         CheckpointError, match=rf"{name}\.safetensors is not a file of .* header of \d+ by"

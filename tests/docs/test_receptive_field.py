@@ -38,7 +38,7 @@ def test_its_commands_run_on_two_ranks(tmp_path: Path) -> None:
         program, *words = shlex.split(line.removeprefix("$ "))
         script = [str(DOCS.parent / words[0]), *words[1:]]
         command = script if program == "python" else ["-m", program, *words]
-        fewer = ["epochs=2"] if words[0] == "train" else []
+        fewer = ["epochs=1"] if words[0] == "train" else []
         done = subprocess.run(
             [sys.executable, *command, *fewer], cwd=tmp_path, capture_output=True, text=True
         )

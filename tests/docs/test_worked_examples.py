@@ -25,6 +25,8 @@ def check(page: str, heading: str, *, but: tuple[str, ...] = ()) -> None:
     section = (DOCS / page).read_text().partition(f"{heading}\n")[2]
     block = next(block for block in blocks_of(section) if block.language == "console")
     examples = re.split(r"^\$ ", block.code, flags=re.M)[1:]
+    while "\n" not in examples[-1].strip():  # nothing is said of it, and nothing follows
+        examples.pop()
     shown = 0
     for example in examples:
         line, _, output = example.partition("\n")

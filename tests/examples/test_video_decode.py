@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import diffusers.models.autoencoders  # noqa: F401 - else each rank imports it
 import pytest
 import torch
 import torch.distributed as dist

@@ -17,9 +17,11 @@ from hyperslab.data import open
 from hyperslab.errors import DataError
 from hyperslab.formats import header_cache
 from hyperslab.formats.arrays import layouts, scan
+from hyperslab.formats.arrays.hdf5 import HeaderChild
 from hyperslab.formats.files import DataMap
 from hyperslab.formats.source import ScanOptions
 from tests.formats.universes import Seat, folder
+from tests.header_children import SmallChild
 
 N = 5
 
@@ -28,6 +30,7 @@ N = 5
 def few(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(header_cache, "FEWEST", N)
     monkeypatch.setattr(header_cache, "TICK", 0)
+    monkeypatch.setattr(SmallChild, "__call__", HeaderChild.__call__)  # keeps nothing itself
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 

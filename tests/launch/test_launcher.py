@@ -23,6 +23,7 @@ from tests.forked import forked_commands
 from tests.train.universes import losses, write_recipe
 
 PATIENCE = 200  # [s]
+SMALL = {"name": "multiscale", "channels": [2, 4], "hidden": 4}
 
 
 def test_cores_are_shared_unless_said_otherwise() -> None:
@@ -68,7 +69,7 @@ def test_the_grid_that_is_proposed_has_as_many_places(
 
 
 def test_a_reader_that_goes_away_does_not_end_the_training(tmp_path: Path, universes: Path) -> None:
-    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, model=SMALL), tmp_path / "run"
     gone, pipe = os.pipe()
     os.close(gone)
     with forked_commands():
@@ -155,7 +156,7 @@ def gone(pids: Iterable[int]) -> bool:
 def test_a_killed_rank_ends_all_and_a_signal_writes_a_checkpoint(
     tmp_path: Path, universes: Path
 ) -> None:
-    recipe, out = write_recipe(tmp_path / "run.yaml", universes), tmp_path / "run"
+    recipe, out = write_recipe(tmp_path / "run.yaml", universes, model=SMALL), tmp_path / "run"
     every = "checkpoint.every_steps=3"
 
     with training(recipe, 4, every) as launcher:

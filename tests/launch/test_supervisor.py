@@ -140,7 +140,7 @@ record(fail)()
 
 def test_what_a_rank_raises_comes_back_and_needs_no_disk(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="truncated"):
-        run(tmp_path, RAISE)
+        run(tmp_path, RAISE, ranks=1)
     assert not list(tmp_path.rglob("*.json"))
 
 

@@ -17,7 +17,7 @@ from tests.gpus import needs_a_gpu, share_devices
 from tests.parallel.waiting import NETWORKS, NothingIsRead, waiting_is
 from tests.ranks import run_ranks
 from tests.selection import by_rotation
-from tests.structure import SOURCE
+from tests.structure import SOURCE, parsed
 
 TYPES = [torch.float32, torch.bfloat16]
 OF_A_STEP = ("comm", "losses.py", "models", "ops", "parallel", "tensor")
@@ -69,7 +69,7 @@ def test_reading_is_noticed(read) -> None:  # type: ignore[no-untyped-def]
 
 def copies_that_wait(path: Path) -> Iterator[int]:
     """Lines where Python's numbers are copied to a device, and the host waits for the copy."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path.read_text())):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             to_device = any(
                 keyword.arg == "device" and ast.unparse(keyword.value) != "'cpu'"

@@ -23,6 +23,7 @@ from hyperslab.tensor.deferred import DeferredTensor
 from tests.ops.programs.programs import whole
 from tests.ops.serial import draw_examples
 from tests.ranks import run_ranks
+from tests.structure import parsed
 
 Number = int
 Step = tuple[str, Number, Number]
@@ -247,7 +248,7 @@ def test_transitions_are_made_in_one_place() -> None:
         f"{path.relative_to(root)}:{node.lineno}"
         for folder in ("ops", "tensor", "parallel")
         for path in sorted((root / folder).rglob("*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path.read_text()))
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
         if node.attr in STATES and path.name != "deferred.py"
     ]

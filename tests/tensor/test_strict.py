@@ -26,10 +26,12 @@ def covered() -> dict[str, set[str]]:
     """The operators that the tests call, by family, as each test module says in ``COVERS``."""
     found: dict[str, set[str]] = {}
     for path in TESTS.rglob("test_*.py"):
-        for node in ast.parse(path.read_text()).body:
+        if "\nCOVERS" not in (text := path.read_text()):
+            continue
+        for node in ast.parse(text).body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "COVERS":
                 for family, names in ast.literal_eval(node.value).items():
-                    assert all(name.rstrip("_123d") in path.read_text() for name in names), path
+                    assert all(name.rstrip("_123d") in text for name in names), path
                     found.setdefault(family, set()).update(names)
     return found
 

@@ -47,7 +47,7 @@ def test_ranks_start_where_all_streams_are_closed(tmp_path: Path) -> None:
 IMPORTS = """
 import os
 before = dict(os.environ)
-import torch, hyperslab, hyperslab.cli
+import hyperslab, hyperslab.cli
 assert os.environ == before, "an import has changed the environment"
 """
 ALLOCATOR = """
@@ -62,7 +62,7 @@ print({k: v for k, v in os.environ.items() if "ALLOC_CONF" in k})
     "own", [{}, {"PYTORCH_ALLOC_CONF": "a"}, {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}]
 )
 def test_commands_choose_segments_that_grow(own: dict[str, str]) -> None:
-    """Unless the user has chosen, and never at an import."""
+    """Unless the user has chosen, and never at an import: of torch, see `tests.test_import`."""
     environment = {k: v for k, v in os.environ.items() if "ALLOC_CONF" not in k}
     line = [sys.executable, "-c", ALLOCATOR if own else IMPORTS + ALLOCATOR]
     run = subprocess.run(line, env=environment | own, capture_output=True, text=True, check=False)

@@ -22,6 +22,7 @@ from hyperslab.kernels.conv_problem import (
     problem_for,
 )
 from hyperslab.kernels.registry import conv_variant, force
+from tests.selection import by_rotation
 
 HALF, FLOAT = torch.bfloat16, torch.float32
 
@@ -281,8 +282,7 @@ OVERRUNS = [
 ]
 
 
-@pytest.mark.parametrize("problem", OVERRUNS)
-@pytest.mark.parametrize("variant", ["turned", "widened"])
+@pytest.mark.parametrize(("problem", "variant"), by_rotation(OVERRUNS, ["turned", "widened"]))
 def test_rows_that_outgrow_the_cache_over_few_planes(problem: Problem, variant: str) -> None:
     assert problem.overruns_tiles
     with force({"conv weight": variant}):

@@ -24,6 +24,9 @@ from tests.soak.fuzz.subjects import SUBJECTS
 
 OUTCOMES = ("refused", "same", "changed", "violation")
 
+WORKER = "from tests.soak.fuzz.worker import main; main()"
+"""A program, which tests fork."""
+
 FIRST = 120.0
 """More time for the first case of a process [s]: it makes the good files."""
 
@@ -35,7 +38,7 @@ class Process:
         self.limit = limit
         self.kinds: set[str] = set()
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "tests.soak.fuzz.worker", str(seed)],
+            [sys.executable, "-c", WORKER, str(seed)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

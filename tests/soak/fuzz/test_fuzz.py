@@ -19,6 +19,7 @@ from tests.soak.fuzz.subject import Subject
 from tests.soak.fuzz.subjects import SUBJECTS
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     "kinds", in_gate([FILES, SUBJECTS], kept=[FILES]), ids=lambda kinds: str(len(kinds))
 )

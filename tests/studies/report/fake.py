@@ -94,7 +94,7 @@ def errors_by_hand(
     }  # fmt: skip
 
 
-def universes(folder: Path, rng: np.random.Generator, *, count: int = 10, size: int = 32) -> None:
+def universes(folder: Path, rng: np.random.Generator, *, count: int = 10, size: int = 16) -> None:
     """Lumpy int16 counts in the public layout."""
     folder.mkdir()
     k = np.fft.fftfreq(size)

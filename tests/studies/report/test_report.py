@@ -153,7 +153,7 @@ def test_names_from_a_run_are_escaped(run: Path) -> None:
 def test_the_slices_show_the_cut_and_the_halo(page: str) -> None:
     assert "cut into 2 x 1 x 1 boxes" in page.replace(TIMES, "x")
     assert "a halo of 1 voxel" in page
-    assert "Plane 17 of 32, not cut here." in page
+    assert "Plane 9 of 16, not cut here." in page
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -25,7 +26,7 @@ from tests.planner.traces import traced_once
 
 __all__ = ["traced_once"]
 
-pytestmark = pytest.mark.usefixtures("traced_once")
+pytestmark = pytest.mark.usefixtures("traced_once", "undrawn")
 
 MACHINE = "lassen-v100"
 
@@ -51,18 +52,18 @@ def predict(kind: str, recipe: Path, *words: str, ranks: str = "1,2,8") -> list[
     assert done.exit_code == 0, done.exception
     document = json.loads((recipe.parent / f"small-{kind}" / "study.json").read_text())
     assert document["machine"] == MACHINE
-    assert (recipe.parent / f"small-{kind}" / "study.png").stat().st_size > 10_000
+    assert (recipe.parent / f"small-{kind}" / "study.png").exists()
     rows: list[dict[str, Any]] = document["rows"]
     return rows
 
 
 def test_a_prediction_is_that_of_the_plan(recipe: Path, traced_once: dict[str, object]) -> None:
     rows = predict("strong", recipe)
-    traced_once.clear()
     machine = load_machine(MACHINE)
     for row, depth in zip(rows, (1, 2, 8), strict=True):
         config = load_recipe(recipe, [f"grid.depth={depth}"])
-        alone = Predictor(machine).predict(job_of(config))
+        with mock.patch.dict(traced_once, clear=True):
+            alone = Predictor(machine).predict(job_of(config))
         assert row["predicted_seconds"] == pytest.approx(alone.seconds)
         assert row["predicted_memory"] == alone.memory
         assert row["measured_seconds"] is None

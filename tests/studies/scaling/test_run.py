@@ -66,6 +66,7 @@ def study(recipe: Path) -> Path:
     return recipe.with_name("small-strong")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_weak_scaling_is_not_written_over_strong_scaling(recipe: Path, tmp_path: Path) -> None:
     arguments = ["--predict", "--ranks", "1,2", "--output", str(tmp_path)]
     assert run("strong", recipe, *arguments).exit_code == 0
