@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
@@ -13,7 +12,7 @@ import typer
 from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from hyperslab.comm.launchers import adopt_launcher
-from hyperslab.errors import RecipeError
+from hyperslab.util.atomic_files import check_file
 
 if TYPE_CHECKING:
     from hyperslab.train.samples import WindowPolicy
@@ -143,28 +142,13 @@ def check_machine(name: str | None) -> None:
         read_machine(name)
 
 
-def check_file(option: str, file: Path | None) -> None:
-    """Refuse a file that could not be written, if one is named (`RecipeError`); nothing is made."""
-    if file is None:
-        return
-    refusal = f"cannot write {option} {file}"
-    if file.is_dir():
-        raise RecipeError(f"{refusal}: it is a folder\n    give a file")
-    try:
-        tempfile.TemporaryFile(dir=file.absolute().parent).close()
-    except OSError as error:
-        raise RecipeError(
-            f"{refusal}: {error.strerror}\n    give a file in a folder that is there"
-        ) from None
-
-
 def check_machine_file(option: str, out: Path | None) -> None:
     """Refuse a machine file as `check_file` does, or one that is there and is none.
 
     Raises:
         MachineError: as `load_machine`.
     """
-    check_file(option, out)
+    check_file(out, option)
     if out is not None and out.is_file():
         from hyperslab.planner.machine import read_machine
 

@@ -21,7 +21,7 @@ from hyperslab.launch.supervisor import cores_here, launch
 from hyperslab.recipe.load import load_recipe
 from hyperslab.recipe.schema import OF_A_STEP, planned_device
 from hyperslab.recipe.trust import Trust, trust_of
-from hyperslab.util.atomic_files import write_json
+from hyperslab.util.atomic_files import check_file, write_json
 from hyperslab.util.optional_libraries import importing_figures
 
 _WIDTH = 120  # columns where it is no terminal
@@ -75,8 +75,8 @@ def plan_command(
     if config.grid.auto and ranks is None:
         raise RecipeError("grid=auto needs to know for how many ranks to plan: give --ranks")
     config.check_targets_exist(*OF_A_STEP)
-    options.check_file("--json", json_path)
-    options.check_file("--figure", figure)
+    check_file(json_path, "--json")
+    check_file(figure, "--figure")
     options.check_machine(machine)
     options.check_machine_file("--calibrate", calibrate)
     if extents is not None:

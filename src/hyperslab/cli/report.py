@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from hyperslab.cli.options import check_file
 from hyperslab.errors import DataError, no_run
 from hyperslab.studies import check_distinct
+from hyperslab.util.atomic_files import check_file
 from hyperslab.util.optional_libraries import importing_figures
 
 FIGURE_FORMATS = ("pdf", "png")
@@ -57,8 +57,8 @@ def report_command(
     for _, folder in controls:
         if not folder.is_dir():
             raise DataError(f"--control: there is no folder {folder}")
-    check_file("--json", json_path)
-    check_file("--output", output)
+    check_file(json_path, "--json")
+    check_file(output, "--output")
     compares = len(runs) > 2 or any((run / "sweep.json").is_file() for run in runs)
     compares = compares or bool(controls) or output is not None or json_path is not None
     if compares:

@@ -21,6 +21,7 @@ import math
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
@@ -179,6 +180,25 @@ def check_output(folder: Path, option: str) -> None:
         raise RecipeError(f"output {there} is not a folder\n    choose another {option}")
     if not os.access(there, os.W_OK | os.X_OK):
         raise RecipeError(f"output {folder} cannot be written\n    choose another {option}")
+
+
+def check_file(file: Path | None, option: str) -> None:
+    """Refuse a file that could not be written, if one is named; nothing is made.
+
+    Raises:
+        RecipeError: it says why, and the ``option`` that names the file.
+    """
+    if file is None:
+        return
+    refusal = f"cannot write {option} {file}"
+    if file.is_dir():
+        raise RecipeError(f"{refusal}: it is a folder\n    give a file")
+    try:
+        tempfile.TemporaryFile(dir=file.absolute().parent).close()
+    except OSError as error:
+        raise RecipeError(
+            f"{refusal}: {error.strerror}\n    give a file in a folder that is there"
+        ) from None
 
 
 def check_links(folder: Path, *names: str) -> None:
