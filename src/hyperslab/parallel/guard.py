@@ -275,7 +275,8 @@ class Guard:
             )
         self.seen.add(id(parameter))
         averaging.collect(parameter, last=len(self.seen) == len(self.averaged))
-        self._arrived[id(parameter)] = _state(parameter.grad)
+        if isinstance(averaging, SharedGradients):
+            self._arrived[id(parameter)] = _state(parameter.grad)
 
     def _brought_nothing(self, parameter: torch.Tensor) -> bool:
         """Tell whether a function's backward returned None for it: torch calls hooks then, too.
