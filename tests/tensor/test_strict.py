@@ -105,7 +105,7 @@ def test_real_calls_do_not_fall_through() -> None:
             if result is not NotImplemented and op_name(function) not in HARMLESS:
                 fell.append((op_name(function), type(result)))
     assert fell == []
-    assert reached > 270
+    assert reached > 260
 
 
 def test_methods_of_a_cut_tensor_do_not_fall_through() -> None:

@@ -56,7 +56,6 @@ WAYS_AROUND: dict[str, Callable[[Any], Any]] = {
     "list of": lambda x: torch.tensor([x, x]),
     "backward": lambda x: x.backward(),
     "autograd.backward": lambda x: torch.autograd.backward(x),
-    "unsorted": lambda x: torch.unique(x),
     "histogram": lambda x: torch.histogram(x, 4),
     "fractional pooling": lambda x: F.fractional_max_pool3d(x, 2, output_ratio=0.5),
     "eig": lambda x: torch.linalg.eig(x),

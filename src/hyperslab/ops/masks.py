@@ -7,11 +7,11 @@ torch's own functions.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
+from hyperslab.comm import Communicator
 from hyperslab.comm.collectives import stack_ranks
 from hyperslab.errors import UnsupportedOp
 from hyperslab.geometry import Partition
@@ -31,23 +31,31 @@ def places_of(mask: Sharded) -> tuple[torch.Tensor, torch.Tensor]:
     3. stack the positions of all ranks that share the mask, and sort them.
     """
     what = "the places where a mask is true"
-    refuse_capture(what, "choose with torch.where or masked_fill, whose results have a known shape")
-    if not mask.grid.has_values:
-        raise UnsupportedOp(
-            f"{what} are not known to a trace\n{describe([mask])}"
-            "    choose with torch.where or masked_fill"
-        )
+    _check_known(mask, what, "choose with torch.where or masked_fill")
     shape, lo = mask.shape, mask.box.lo
     found = mask.block.nonzero()
     own = found.new_zeros(len(found))
     for dim, extent in enumerate(shape):
         own = own * extent + found[:, dim] + lo[dim]
     group = group_over(mask, range(mask.dim()))
-    counts = stack_ranks(own.new_tensor([len(own)]), group, what).flatten().tolist()
-    padded = own.new_full((max(counts),), math.prod(shape))
-    padded[: len(own)] = own
-    everywhere = stack_ranks(padded, group, what).flatten().sort().values[: sum(counts)]
+    everywhere = _listed(own, group, what).sort().values
     return everywhere, torch.searchsorted(everywhere, own)
+
+
+def _check_known(x: Sharded, what: str, remedy: str) -> None:
+    """Refuse what has a shape that depends on values, where these are not known."""
+    refuse_capture(what, remedy)
+    if not x.grid.has_values:
+        raise UnsupportedOp(f"{what} are not known to a trace\n{describe([x])}    {remedy}")
+
+
+def _listed(own: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:
+    """Joins what the ranks of ``group`` have, each as many numbers as it finds."""
+    counts = stack_ranks(torch.tensor([len(own)], device=own.device), group, what).flatten()
+    padded = own.new_zeros(max(counts.tolist()))
+    padded[: len(own)] = own
+    rows = stack_ranks(padded, group, what)
+    return torch.cat([row[:count] for row, count in zip(rows, counts.tolist(), strict=True)])
 
 
 def _aligned(x: torch.Tensor, mask: torch.Tensor, first: int) -> tuple[Sharded, Sharded]:
@@ -121,3 +129,28 @@ def nonzero(input: Sharded, *, as_tuple: bool = False) -> Any:
     if as_tuple:
         return places
     return torch.stack(places, 1) if places else everywhere.new_empty(len(everywhere), 0)
+
+
+@register(torch.unique, torch.Tensor.unique, family="masks", merged=True)
+def unique(
+    input: Sharded,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    """Lists the values, and how often each comes: ordinary tensors equal on all ranks."""
+    what = "the values of a tensor"
+    if return_inverse or dim is not None:
+        raise UnsupportedOp(
+            f"unique of a cut tensor lists values and counts alone\n{describe([input])}"
+            "    leave return_inverse= and dim= out, or use x.full()"
+        )
+    _check_known(input, what, "compare with each value that there may be")
+    group = group_over(input, range(input.dim()))
+    own, counts = torch.unique(input.block, return_counts=True)
+    values, places = torch.unique(_listed(own, group, what), return_inverse=True)
+    if not return_counts:
+        return values
+    total = counts.new_zeros(len(values)).index_add(0, places, _listed(counts, group, what))
+    return values, total

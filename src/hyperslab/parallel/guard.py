@@ -156,7 +156,7 @@ class Guard:
         self.parameters = EqualParameters(module, grid)
         self.alone: LayoutError | None = None  # if the forward's gradients are to be averaged
         self.seen: set[int] = set()
-        self._arrived: dict[int, int] = {}  # version of each gradient when it was collected
+        self._arrived: dict[int, tuple[int, int]] = {}  # each gradient as it was collected
         self._thread = threading.get_ident()  # of the forward pass, and so of the backward pass
         self._pass: int | None = None  # the backward pass that `_finished` ends
         self._versions: list[tuple[str, nn.Parameter, int]] = []  # of the parameters as it began
@@ -275,7 +275,8 @@ class Guard:
             )
         self.seen.add(id(parameter))
         averaging.collect(parameter, last=len(self.seen) == len(self.averaged))
-        self._arrived[id(parameter)] = version_of(parameter.grad)
+        if isinstance(averaging, SharedGradients):
+            self._arrived[id(parameter)] = _state(parameter.grad)
 
     def _brought_nothing(self, parameter: torch.Tensor) -> bool:
         """Tell whether a function's backward returned None for it: torch calls hooks then, too.
@@ -287,8 +288,7 @@ class Guard:
             return False  # DistributedDataParallel counts it all the same
         if gradient is None:  # or one of these hooks has used it up
             return id(parameter) not in self._hooked
-        arrived = self._arrived.get(id(parameter)) if id(parameter) in self.seen else None
-        return arrived is not None and arrived == version_of(gradient)
+        return id(parameter) in self.seen and self._arrived[id(parameter)] == _state(gradient)
 
     def _finished(self) -> None:
         """Average what is there at the end of a backward pass, if it is not everything."""
@@ -321,6 +321,11 @@ class Guard:
             "pass ran (an optimizer's step in a hook?), by a gradient that was not averaged over "
             "the ranks yet\n    call optimizer.step() after backward()"
         )
+
+
+def _state(gradient: torch.Tensor) -> tuple[int, int]:
+    """Tell a gradient from the same one after something was added to it."""
+    return gradient.data_ptr(), version_of(gradient)
 
 
 def _function_under_way() -> Any:

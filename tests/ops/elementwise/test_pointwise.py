@@ -26,8 +26,11 @@ from tests.ranks import run_ranks
 from tests.selection import in_gate
 
 COVERS = {
-    "elementwise": {"data", "prelu", "to", "type", "type_as", "contiguous", "detach_", "frexp"}
-}
+    "elementwise": {
+        "__get__",  # of data
+        "prelu", "to", "type", "type_as", "contiguous", "detach_", "frexp",
+    }
+}  # fmt: skip
 SHAPE = (4, 3, 5, 4, 3)
 UNCHECKED = {"torch.Tensor.cuda", "torch.Tensor.type", "torch.frexp", "torch.Tensor.frexp"}
 """The first needs a device which this tier has not; the others have tests below."""
@@ -35,8 +38,10 @@ UNCHECKED = {"torch.Tensor.cuda", "torch.Tensor.type", "torch.frexp", "torch.Ten
 TESTED_ELSEWHERE = {
     "torch.fake_quantize_per_channel_affine",
     "torch.fake_quantize_per_tensor_affine",
+    "torch.functional.unravel_index",
     "torch.gradient",
     "torch.nn.functional.glu",
+    "torch.searchsorted",
 }
 """Take no such operands: see `test_unusual_operands`, `test_differences` and `test_softmax`."""
 

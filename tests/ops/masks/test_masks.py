@@ -14,7 +14,7 @@ import hyperslab as hs
 from tests.ops.serial import distance
 from tests.ranks import run_ranks
 
-COVERS = {"masks": {"masked_select", "nonzero", "argwhere"}}
+COVERS = {"masks": {"masked_select", "nonzero", "argwhere", "unique"}}
 
 SHAPE = (2, 3, 7, 5, 4)
 GRIDS = [{"depth": 2}, {"data": 2, "depth": 2}, {"depth": 2, "width": 2}, {"depth": 4}]
@@ -61,7 +61,9 @@ def write(x: Any) -> list[Any]:
 
 def places(x: Any) -> list[torch.Tensor]:
     found = [(x > 1).nonzero(), torch.argwhere(x[:, 0] > 1), (x > 99).nonzero(), x.int().nonzero()]
-    return [*found, *torch.where(x > 1), *(x[0, 0] > 0).nonzero(as_tuple=True)]
+    found += [*torch.where(x > 1), *(x[0, 0] > 0).nonzero(as_tuple=True)]
+    labels = (x * 3).int()
+    return [*found, labels.unique(), torch.unique(x > 0), *labels.unique(return_counts=True)]
 
 
 def whole(y: Any) -> torch.Tensor:
@@ -94,6 +96,8 @@ def refused(case: str) -> None:
     if case == "traced":
         with patch.object(hs.Grid, "has_values", False):
             x[x > 0]
+    elif case == "inverse":
+        x.unique(return_inverse=True)
     elif case == "too few":
         x[x > 0] = torch.zeros(3)
     else:
@@ -104,6 +108,7 @@ def refused(case: str) -> None:
     ("case", "error", "message"),
     [
         ("traced", hs.UnsupportedOp, "are not known to a trace(.|\\n)*torch.where or masked_fill"),
+        ("inverse", hs.UnsupportedOp, "lists values and counts alone"),
         ("too few", RuntimeError, "expanded size"),
         ("beside another", hs.UnsupportedOp, "the index is itself cut"),
     ],
