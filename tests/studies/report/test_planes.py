@@ -39,7 +39,7 @@ def test_an_affine_says_sizes_and_sides() -> None:
     assert Voxels().title("depth") == "depth"
 
 
-@pytest.mark.parametrize("width", in_gate([None, 16], kept=[16]))
+@pytest.mark.parametrize("width", in_gate([None, 8], kept=[8]))
 def test_a_simulated_universe_says_its_side(tmp_path: Path, width: int | None) -> None:
     run = fake.fake_run(tmp_path, epochs=1, evaluated=False)
     recipe = (run / "recipe.yaml").read_text()
@@ -54,11 +54,11 @@ def test_a_simulated_universe_says_its_side(tmp_path: Path, width: int | None) -
                 side = 128.0 * h_0 / 70  # the same in Mpc, so it grows with h
     found = voxels_of(volumes_of(read_run(run)), 0)
     assert found.unit == "Mpc/h"
-    assert found.sizes == pytest.approx(dict.fromkeys(SPATIAL_AXES, side / 32))
+    assert found.sizes == pytest.approx(dict.fromkeys(SPATIAL_AXES, side / 16))
     page = write_report(run).read_text()
     assert "height [Mpc/h]" in page
     assert "log(1 + count)" in page
-    assert f"at {side / 32 * ((width or 32) // 2 + 0.5):.4g} Mpc/h" in page
+    assert f"at {side / 16 * ((width or 16) // 2 + 0.5):.4g} Mpc/h" in page
 
 
 def test_a_universe_of_no_known_size_is_counted_in_voxels(tmp_path: Path) -> None:
