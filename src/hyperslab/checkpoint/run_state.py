@@ -37,7 +37,7 @@ class DataCard:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], path: Path) -> DataCard:
-        """Returns the same from what `state` gave, and the checkpoint ``path`` has kept."""
+        """Returns what the checkpoint ``path`` has kept as plain values."""
         try:
             return TypeAdapter(cls).validate_python(state)
         except ValidationError as error:
@@ -58,10 +58,6 @@ class DataCard:
         """Return (C, D, H, W) of the volumes in the files, with channels that were not shown."""
         channels = len(self.stored_redshifts) or self.whole[0]
         return (channels, *self.whole[1:])
-
-    def state(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
 
 
 def _unmarked(value: Any) -> Any:
@@ -154,7 +150,7 @@ class RunState:
         if self.device.type == "cuda":
             random["cuda"] = torch.cuda.get_rng_state(self.device)
         return {
-            "about": self.about.state(),
+            "about": asdict(self.about),
             "position": asdict(at),
             "schedule": self.schedule.state_dict(),
             "random": random,

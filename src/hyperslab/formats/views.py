@@ -218,9 +218,6 @@ class Selected(SourceView):
         }
         return Extras(whole.keys, self.parameters.names, self.target(sample), arrays)
 
-    def read_together(self, driver: str, grid: Grid) -> Source:
-        raise AssertionError("a selection is made of a source that reads together")
-
 
 def selected(
     source: Source,

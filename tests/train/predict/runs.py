@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def write_run(folder: Path, network: nn.Module, about: DataCard, **recipe: Any) 
     }
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(values | recipe))
-    save(folder / "checkpoints" / "step-00000007", network, about=about.state())
+    save(folder / "checkpoints" / "step-00000007", network, about=asdict(about))
     (folder / "checkpoints" / "best").symlink_to("step-00000007")
     return folder
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,7 @@ def test_a_checkpoint_of_whole_files_that_say_nonsense_is_one_error(
     tmp_path: Path, extra: dict[str, object], words: str
 ) -> None:
     run = write_regression(tmp_path / "run")
-    kept: dict[str, Any] = {"about": UNIVERSES.state(), **extra}
+    kept: dict[str, Any] = {"about": asdict(UNIVERSES), **extra}
     save((run / "checkpoints" / "best").resolve(), multiscale(), **kept)
     universe(tmp_path / "a.hdf5", 1)
     with pytest.raises(CheckpointError, match=words):
@@ -170,7 +171,7 @@ def test_a_checkpoint_of_other_volumes_than_the_network_takes_is_named(tmp_path:
     network = CosmoFlow(16, variant="lbann")
     run = write_run(tmp_path / "run", network, UNIVERSES, model={"variant": "lbann"})
     checkpoint = (run / "checkpoints" / "best").resolve()
-    about = {**UNIVERSES.state(), "shape": (4, 16, 10**30, 16)}
+    about = {**asdict(UNIVERSES), "shape": (4, 16, 10**30, 16)}
     save(checkpoint, network, about=about)
     universe(tmp_path / "a.hdf5", 1)
     with pytest.raises(RecipeError, match=f"by {checkpoint} data.* holds volumes of"):

@@ -128,8 +128,9 @@ MESSAGE_LIMIT = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The features of one example by name; ``body``: all of its bytes, where they are in a file.
+    """The features of one example by name.
 
+    ``body``: all of its bytes, if they are in a file, which has to be open; None if in memory.
     ``where`` names its file in errors, and its record where there are several.
     """
 
@@ -144,11 +145,6 @@ class Example:
         body = self.body.read()
         _check_sum(self.where, _crc(body), self.body.after(4))
         return Example(self.where, _features(body))
-
-    @property
-    def unpacked(self) -> bool:
-        """Tells if it is in memory; else it is there as long as its file is open."""
-        return not any(isinstance(value, FileBytes) for value in self.features.values())
 
     def box(
         self, name: str, stored: tuple[int, ...], dtype: np.dtype[Any], box: Box

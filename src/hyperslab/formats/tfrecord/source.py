@@ -141,7 +141,7 @@ class TfRecordFolder(ArrayFolder):
             with records.opened_example(self.path(sample)) as example:
                 if sample not in self._targets:
                     self._targets[sample] = _target(example, len(self.parameters.names))
-                if example.unpacked:
+                if example.body is None:  # it was unpacked
                     with self._lock:
                         self._kept[sample] = example
                         while len(self._kept) > KEPT:
