@@ -71,7 +71,7 @@ def other_types() -> None:
         torch.unravel_index(places, (3, 4)), torch.unravel_index(expected, (3, 4)), strict=True
     ):
         assert torch.equal(part.full(), want)
-    with pytest.raises(hs.LayoutError, match="searchsorted: .* those beside it are ordinary"):
+    with pytest.raises(hs.LayoutError, match=r"searchsorted: .* those beside it are ordinary"):
         torch.searchsorted(x, full)
     with pytest.raises(hs.LayoutError, match=r"bucketize: .* those beside it are ordinary"):
         torch.bucketize(x, x)
