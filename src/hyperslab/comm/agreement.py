@@ -198,7 +198,7 @@ def any_rank(flag: bool, group: Group = None, *, what: str = AGREEMENT) -> bool:
     """Tell whether any rank has it set; ``what`` as in `agree_on`."""
     if ranks_in(group) == 1:
         return flag
-    found = torch.tensor([flag], dtype=torch.uint8, device=device_of_rank(group))
+    found = torch.full((1,), int(flag), dtype=torch.uint8, device=device_of_rank(group))
     with keeping_contact(what):
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=group or world())
     return bool(found.item())
@@ -208,7 +208,8 @@ def same_on_all(number: int, what: str = AGREEMENT) -> bool:
     """Tell whether all ranks have the same number, such as the checksum of something larger."""
     if ranks_in() == 1:
         return True
-    found = torch.tensor((number, -number), device=device_of_rank())
+    found = torch.full((2,), number, device=device_of_rank())
+    found[1].neg_()
     with keeping_contact(what):
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world())
     most, least = found.tolist()

@@ -274,9 +274,12 @@ def sources_of(
         DataError: no folder is given, or one is missing or holds no known file, or files of two
             formats side by side; or as the format's own source.
     """
+    parts = {Path(path): _opened(Path(path), grid, options, driver) for path in paths}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
     from hyperslab.formats.views import joined
 
-    return joined({Path(path): _opened(Path(path), grid, options, driver) for path in paths})
+    return joined(parts)
 
 
 def _opened(folder: Path, grid: Grid, options: ScanOptions, driver: Driver | None) -> Source:

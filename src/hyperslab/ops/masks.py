@@ -51,7 +51,7 @@ def _check_known(x: Sharded, what: str, remedy: str) -> None:
 
 def _listed(own: torch.Tensor, group: Communicator | None, what: str) -> torch.Tensor:
     """Joins what the ranks of ``group`` have, each as many numbers as it finds."""
-    counts = stack_ranks(torch.tensor([len(own)], device=own.device), group, what).flatten()
+    counts = stack_ranks(torch.full((1,), len(own), device=own.device), group, what).flatten()
     padded = own.new_zeros(max(counts.tolist()))
     padded[: len(own)] = own
     rows = stack_ranks(padded, group, what)

@@ -342,9 +342,7 @@ def _with_policy(forward: Callable[..., Any], policy: Policy) -> Callable[..., A
         if isinstance(value, Sharded):
             return Sharded.from_local(value.local, value.partition, value.grid, policy)
         if hasattr(value, "__dict__") and not isinstance(value, nn.Module | torch.Tensor):
-            for held in tree_leaves(
-                vars(value)
-            ):  # of a dataclass, say: no copy of what is not ours
+            for held in tree_leaves(vars(value)):  # of a dataclass, say, which is not copied
                 if isinstance(held, Sharded):
                     held.policy = policy
         return value
