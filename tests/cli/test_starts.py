@@ -210,6 +210,7 @@ WRONG = {
     "evaluate run --window 0": "--window 0: give one number or three, D,H,W, above 0",
     "evaluate run --window 8 --overlap 1": "--overlap 1: give 0 <= overlap < 1",
     "convert scans . out --spacing 1,0,1": "--spacing 1,0,1: give one number or three, D,H,W,",
+    "convert scans . out --spacing 1,nan,1": "--spacing 1,nan,1: give one number or three, D,H,W,",
     "evaluate run --overlap 0.5": "--overlap and --blend need windows: give --window D,H,W",
     "predict run a --out b --format png": "'png' is not one of 'nifti', 'hdf5', 'zarr'",
     "predict run a --out b --window 8 --blend linear": "'linear' is not one of 'gaussian',",

@@ -261,8 +261,10 @@ def in_a_dataclass() -> None:
     grid, full = hs.Grid(data=2), torch.randn(4, 2, 3, 4, 5)
     net = hs.parallelize(OfSamples(), grid, batch_norm="replica")
     x = hs.shard(full, grid)
-    for found in net(Sample(x, {"mask": x * 1})):
+    sample, policy = Sample(x, {"mask": x * 1}), x.policy
+    for found in net(sample):
         torch.testing.assert_close(found.local, nn.BatchNorm3d(2)(x.local))
+    assert sample.image.policy is policy, "the caller's tensors have their own options again"
 
 
 def test_options_hold_for_what_a_dataclass_brings() -> None:

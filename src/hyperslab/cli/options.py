@@ -26,7 +26,9 @@ OverridesArgument = Annotated[
 ]
 RanksOption = Annotated[
     int | None,
-    typer.Option(min=1, help="Number of ranks to start. Default: those of the grid, or 1."),
+    typer.Option(
+        min=1, help="Number of ranks to start, as many as the grid has. Default: those, or 1."
+    ),
 ]
 CheckpointOption = Annotated[
     str,
@@ -72,12 +74,12 @@ def numbers(text: str, kind: Callable[[str], N]) -> list[N]:
 def three(option: str, text: str, kind: Callable[[str], N]) -> tuple[N, N, N]:
     """Read three numbers above 0, D,H,W; one stands for all of them; raises BadParameter."""
     found = numbers(text, kind)
-    if len(found) not in (1, 3) or not min(found) > 0:
+    if len(found) not in (1, 3) or not all(n > 0 for n in found):
         raise typer.BadParameter(f"{option} {text}: give one number or three, D,H,W, above 0")
     return found[0], found[len(found) // 2], found[-1]
 
 
-_OVERRIDE = re.compile(r"[\w.]+=")
+_OVERRIDE = re.compile(r"[A-Za-z_][\w.-]*=")
 
 
 def without_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

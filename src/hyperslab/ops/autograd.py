@@ -504,6 +504,20 @@ def _asking_all_ranks(original: Callable[..., Any]) -> Callable[..., Any]:
 wrap_while_cut(*BACKWARD_PASSES, _asking_all_ranks)
 
 
+class _Weighted(Function):
+    """Multiplies by weights that have a graph: second derivatives follow it, first ones do not."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return output * weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (weight,) = ctx.saved_tensors
+        return gradient * weight, None
+
+
 def _total(
     outputs: Sequence[torch.Tensor],
     weights: torch.Tensor | Sequence[torch.Tensor | None] | None,
@@ -521,7 +535,10 @@ def _total(
                 f"{tuple(weight.shape)} differ"
             )
         with EnableTorchFunction():  # or torch would ask for no rule inside of one
-            share = (output if weight is None else output * weight).sum()
+            if weight is not None:
+                weigh = _Weighted.apply if weight.requires_grad else torch.mul
+                output = weigh(output, weight)
+            share = output.sum()
         total = total + share  # an ordinary number, even of a cut one without dims
     return total
 

@@ -138,7 +138,9 @@ def _add(found: Subscript, x: Sharded, dim: int, item: Any, index: object) -> No
         return
     if isinstance(item, Sharded):
         if is_cut(item):
-            raise refused_subscript(x, index, "the index is itself cut")
+            raise refused_subscript(
+                x, index, "a cut index goes alone, in front: x[0][mask], x.movedim(2, 0)[mask] = 1"
+            )
         item = whole_of(item, "positions")
     positions = torch.as_tensor(item, device=x.device)
     if not positions.numel():
@@ -715,7 +717,14 @@ def one_hot(input: Sharded, num_classes: int = -1) -> Sharded:
                 "none\n    give num_classes"
             )
         with EnableTorchFunction():  # or torch would ask for no rule inside of one
-            num_classes = int(input.max()) + 1
+            if not input.numel():
+                raise RuntimeError(
+                    f"one_hot of {input.partition}, which is empty: give num_classes"
+                )
+            least, largest = map(int, input.aminmax())
+        if least < 0:
+            raise RuntimeError(f"one_hot: a class is {least}; classes are counted from 0")
+        num_classes = largest + 1
     classes = input.local
     if classes.dtype != torch.int64:
         raise TypeError(f"one_hot takes classes of torch.int64, not {classes.dtype}")

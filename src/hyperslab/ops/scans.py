@@ -149,6 +149,8 @@ def quantile(
             f"{describe([input, q])}    use q.full()"
         )
     several = isinstance(q, torch.Tensor) and q.dim() > 0
+    if isinstance(q, torch.Tensor) and not q.numel():
+        raise LayoutError(f"{name}: no quantile is sought of {input.partition}; give one")
 
     def run(block: torch.Tensor) -> Results:
         found = operator(block, q, dim, keepdim, **options)

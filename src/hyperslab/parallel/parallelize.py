@@ -7,6 +7,7 @@ whose inputs are gathered before them (`gather_before`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -338,17 +339,25 @@ def _broadcast_parameters(module: nn.Module) -> None:
 
 
 def _with_policy(forward: Callable[..., Any], policy: Policy) -> Callable[..., Any]:
-    def apply(value: Any) -> Any:
+    def apply(held: list[tuple[Sharded, Policy]], value: Any) -> Any:
         if isinstance(value, Sharded):
             return Sharded.from_local(value.local, value.partition, value.grid, policy)
         if hasattr(value, "__dict__") and not isinstance(value, nn.Module | torch.Tensor):
-            for held in tree_leaves(vars(value)):  # of a dataclass, say, which is not copied
-                if isinstance(held, Sharded):
-                    held.policy = policy
+            # Of a dataclass, say, which is not copied: its tensors have this policy meanwhile.
+            for x in tree_leaves(vars(value)):
+                if isinstance(x, Sharded):
+                    held.append((x, x.policy))
+                    x.policy = policy
         return value
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        held: list[tuple[Sharded, Policy]] = []
         with policy.scope.running() if policy.scope is not None else contextlib.nullcontext():
-            return forward(*tree_map(apply, args), **tree_map(apply, kwargs))
+            try:
+                args, kwargs = tree_map(functools.partial(apply, held), (args, kwargs))
+                return forward(*args, **kwargs)
+            finally:
+                for x, before in reversed(held):
+                    x.policy = before
 
     return run_eagerly(run)

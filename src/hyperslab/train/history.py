@@ -108,7 +108,9 @@ class HistoryFile:
 
     def add(self, row: Mapping[str, object]) -> None:
         """Append one row, numbers with nine digits; None becomes an empty cell."""
-        self.writer.writerow({k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()})
+        plain = (int, str, type(None))
+        cells = {k: v if isinstance(v, plain) else f"{v:.9g}" for k, v in row.items()}
+        self.writer.writerow(cells)
 
     def close(self) -> None:
         self.file.close()

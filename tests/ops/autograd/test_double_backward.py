@@ -411,3 +411,31 @@ def refused(case: int) -> None:
 def test_what_is_refused(case: int) -> None:
     with pytest.raises((RuntimeError, hs.UnsupportedOp, hs.LayoutError), match=REFUSED[case][1]):
         run_ranks(2, refused, case)
+
+
+def weighed(shard: Callable[[torch.Tensor], Any]) -> list[torch.Tensor | None]:
+    """Begin with gradients that have a graph; a Jacobian product by two backward passes."""
+    torch.manual_seed(0)
+    values, direction = torch.randn(2, 2, 1, 5, 2, 3, dtype=torch.float64)
+    results: list[Any] = []
+    for start in (lambda y, x, u: y, lambda y, x, u: x * 2, lambda y, x, u: u):
+        leaf, weight = (shard(t).requires_grad_() for t in (values.clone(), direction.clone()))
+        y = leaf**3
+        y.backward(start(y, leaf, weight), create_graph=start(y, leaf, weight) is y)
+        results += [leaf.grad, weight.grad]
+    leaf, weight = (shard(t).requires_grad_() for t in (values, torch.ones_like(values)))
+    (product,) = torch.autograd.grad(leaf**3, leaf, weight, create_graph=True)
+    results += torch.autograd.grad(product, weight, shard(direction))
+    return [r.full() if isinstance(r, hs.Sharded) else r for r in results]
+
+
+def weighed_on_a_grid() -> list[torch.Tensor | None]:
+    grid = hs.Grid(depth=2)
+    return [r if r is None else r.detach() for r in weighed(lambda x: hs.shard(x, grid))]
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")  # of create_graph
+def test_gradients_that_are_handed_in_may_have_a_graph() -> None:
+    for found in run_ranks(2, weighed_on_a_grid):
+        for one, serial in zip(found, weighed(lambda x: x), strict=True):
+            assert distance(one, serial) < 1e-12

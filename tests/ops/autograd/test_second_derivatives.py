@@ -29,6 +29,7 @@ ELSEWHERE = {
     "SlabConv": "slabs/test_stages.py",
     "_ShardParameter": "filter_parallel/test_share.py",
     "_TakenBefore": "test_plans.py",
+    "_Weighted": "autograd/test_double_backward.py",
 }
 """Functions whose second derivatives another test compares."""
 

@@ -155,6 +155,18 @@ def test_values_with_gradients_in_ordinary_tensors() -> None:
     run_ranks(4, compare, values_in_ordinary, [Example(grid, (2, 2, 5, 4, 6)) for grid in grids])
 
 
+def classes_that_are_none() -> None:
+    grid, labels = hs.Grid(depth=2), torch.arange(8).view(1, 1, 2, 2, 2)
+    with pytest.raises(RuntimeError, match="a class is -1; classes are counted from 0"):
+        F.one_hot(hs.shard(labels - 1, grid))  # of which one rank alone has it
+    with pytest.raises(hs.LayoutError, match="quantile: no quantile is sought"):
+        hs.shard(labels.double(), grid).quantile(torch.tensor([], dtype=torch.float64), 2)
+
+
+def test_classes_and_quantiles_that_are_none() -> None:
+    run_ranks(2, classes_that_are_none)
+
+
 def one_hot_of_zeros(labels: torch.Tensor, classes: int) -> torch.Tensor:
     """As segmentation libraries write it: zeros of the whole shape, then ones in place."""
     zeros = torch.zeros(size=[labels.shape[0], classes, *labels.shape[2:]])

@@ -318,7 +318,7 @@ def refused(case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "error", "message"),
     [
-        ("cut index", hs.UnsupportedOp, "the index is itself cut"),
+        ("cut index", hs.UnsupportedOp, "a cut index goes alone"),
         ("bool", hs.UnsupportedOp, "a lone bool"),
         ("many", hs.UnsupportedOp, "6 indices for 5 dims"),
         ("ordinary tuple", hs.UnsupportedOp, "one cut tensor of integers"),

@@ -110,7 +110,7 @@ def refused(case: str) -> None:
         ("traced", hs.UnsupportedOp, "are not known to a trace(.|\\n)*torch.where or masked_fill"),
         ("inverse", hs.UnsupportedOp, "lists values and counts alone"),
         ("too few", RuntimeError, "expanded size"),
-        ("beside another", hs.UnsupportedOp, "the index is itself cut"),
+        ("beside another", hs.UnsupportedOp, "a cut index goes alone"),
     ],
 )
 def test_what_is_refused(case: str, error: type[Exception], message: str) -> None:
