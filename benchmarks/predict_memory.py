@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def make_run(folder: Path, size: int) -> Path:
     }
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    save(folder / "checkpoints" / "step-00000001", network.eval(), about=about.state())
+    save(folder / "checkpoints" / "step-00000001", network.eval(), about=asdict(about))
     (folder / "checkpoints" / "best").symlink_to("step-00000001")
     return folder
 

@@ -16,7 +16,7 @@ from hyperslab.recipe.schema import Recipe
 from tests.ranks import run_ranks
 from tests.selection import in_gate
 
-WIDTH = 16
+WIDTH = 32
 SLACK = {"cosmoflow": 1.05, "unet3d": 1.08}
 CASES = [("cosmoflow", False), ("cosmoflow", True), ("unet3d", True)]
 

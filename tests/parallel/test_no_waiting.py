@@ -24,7 +24,6 @@ OF_A_STEP = ("comm", "losses.py", "models", "ops", "parallel", "tensor")
 
 # Where Python's numbers become a tensor on a device by a copy that waits.
 WAITS = {
-    "comm/agreement.py": "agreements are no part of a step",
     "ops/elementwise.py": "torch's own new_tensor, which refuses cut tensors",
     "ops/indexing.py": "of a list or a tensor of positions that the user gives",
     "ops/views.py": "of counts that the user gives, on which the shape depends",

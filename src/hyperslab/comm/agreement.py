@@ -208,7 +208,7 @@ def same_on_all(number: int, what: str = AGREEMENT) -> bool:
     """Tell whether all ranks have the same number, such as the checksum of something larger."""
     if ranks_in() == 1:
         return True
-    found = torch.full((2,), number, device=device_of_rank())
+    found = torch.full((2,), int(number), device=device_of_rank())
     found[1].neg_()
     with keeping_contact(what):
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=world())
