@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import queue
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from logging.handlers import QueueHandler
 
 import pytest
 import torch
@@ -123,17 +125,20 @@ def test_an_extent_too_small_to_cut() -> None:
     assert "use height<=3" in message
 
 
+def said(run: Callable[[], object]) -> list[str]:
+    """What this rank logs meanwhile."""
+    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = QueueHandler(records)
+    logging.getLogger("hyperslab").addHandler(handler)
+    run()
+    logging.getLogger("hyperslab").removeHandler(handler)
+    return [records.get().getMessage() for _ in range(records.qsize())]
+
+
 def notices() -> int:
     """A notice is logged once, on the main rank."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    logging.getLogger("hyperslab").addHandler(handler)
     grid = hs.Grid(data=2)
-    for _ in range(3):
-        grid.partition((1, 3))
-    logging.getLogger("hyperslab").removeHandler(handler)
-    return len(records)
+    return len(said(lambda: [grid.partition((1, 3)) for _ in range(3)]))
 
 
 def test_a_notice_comes_once() -> None:
@@ -142,13 +147,7 @@ def test_a_notice_comes_once() -> None:
 
 def said_of_labels() -> list[str]:
     """What is logged of classes that are taken for images with channels."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    logging.getLogger("hyperslab").addHandler(handler)
-    hs.Grid(depth=2).partition((2, 4, 4, 4))
-    logging.getLogger("hyperslab").removeHandler(handler)
-    return [record.getMessage() for record in records]
+    return said(lambda: hs.Grid(depth=2).partition((2, 4, 4, 4)))
 
 
 def test_labels_without_channels_are_told_how_to_be_cut() -> None:

@@ -33,7 +33,7 @@ class OwnPass(torch.autograd.Function):
             return block(x)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Any) -> Any:
         x = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             ctx.block(x).backward(gradient)

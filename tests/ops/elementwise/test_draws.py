@@ -81,7 +81,8 @@ def gradients_of_normal() -> None:
     torch.normal(x, spread).sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad.full(), torch.zeros(VOLUME))
-    assert torch.equal(spread.grad, torch.zeros_like(spread))  # type: ignore[arg-type]
+    assert spread.grad is not None
+    assert torch.equal(spread.grad, torch.zeros_like(spread))
 
 
 def test_gradients_of_normal_are_zero_as_torchs() -> None:
